@@ -1,0 +1,1 @@
+"""Buses: the ways in which HEAR's messages travel. Each implements ``hear.seams.Bus``."""

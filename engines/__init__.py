@@ -1,0 +1,1 @@
+"""Engines: the worker that serves every engine, and the backends behind it."""

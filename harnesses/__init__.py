@@ -1,0 +1,1 @@
+"""Harnesses: those who run workflows and speak for them."""

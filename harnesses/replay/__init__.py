@@ -1,0 +1,1 @@
+"""Replaying recorded or generated workloads through the whole loop, on the virtual clock."""

@@ -1,0 +1,45 @@
+"""The ``hear`` command. It only gathers the commands of the wings, found through entry points."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hear import plugins
+from hear.errors import HearError
+
+
+class Command(NamedTuple):
+    """A subcommand: ``configure`` adds its arguments, ``run`` returns the exit code."""
+
+    help: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Bad input is one line and code 2."""
+    parser = argparse.ArgumentParser(
+        prog="hear",
+        description="Harness-engine pairing for agentic LLM serving.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    try:
+        for name in plugins.names("commands"):
+            command: Command = plugins.load("commands", name)
+            sub = commands.add_parser(name, help=command.help, description=command.help)
+            command.configure(sub)
+            sub.set_defaults(run=command.run)
+        namespace = parser.parse_args(arguments)
+        code: int = namespace.run(namespace)
+    except HearError as error:
+        print(f"hear: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hear: stopped", file=sys.stderr)
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Sequence numbers, gaps and retries, without I/O: the same for every bus.
+
+``Sequencer`` numbers what one source says. ``GapDetector`` tells a reader what it missed.
+``Outbox`` keeps what a sender of controls is owed an answer for.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
+
+from hear.codec import encode_body, kind_of
+from hear.errors import LocalProtocolError
+from hear.messages import DEFAULT_TENANT, Control, Envelope, Key, Message, OperationOutcome
+from hear.operation import Operation
+from hear.subjects import channel, stem
+
+
+class Sequencer:
+    """Puts the messages of one source into envelopes, numbered by channel."""
+
+    def __init__(self, source: str, epoch: int = 1, tenant: str = DEFAULT_TENANT) -> None:
+        self.source = source
+        self.epoch = epoch
+        self.tenant = tenant
+        self._seqs: dict[str, int] = {}
+        self._ids: Iterator[int] = count(1)
+
+    def restart(self) -> None:
+        """Begin a new epoch: numbers start again."""
+        self.epoch += 1
+        self._seqs.clear()
+        self._ids = count(1)
+
+    def next_id(self) -> str:
+        """An id that no other message or operation of this source has."""
+        return f"{self.source}-{self.epoch}-{next(self._ids)}"
+
+    def wrap(self, message: Message, key: Key, time_s: float) -> Envelope:
+        """Number a message and put it into an envelope."""
+        return self._envelope(message, key, time_s, step=1)
+
+    def wrap_snapshot(self, message: Message, key: Key, time_s: float) -> Envelope:
+        """Put a snapshot into an envelope with the number of the last change that it includes."""
+        return self._envelope(message, key, time_s, step=0)
+
+    def _envelope(self, message: Message, key: Key, time_s: float, step: int) -> Envelope:
+        kind = kind_of(message)
+        scope = stem(kind.category, self.tenant, key, kind.name)
+        seq = self._seqs[scope] = self._seqs.get(scope, 0) + step
+        return Envelope(
+            id=self.next_id(),
+            source=self.source,
+            epoch=self.epoch,
+            seq=seq,
+            time_s=time_s,
+            tenant=self.tenant,
+            category=kind.category,
+            kind=kind.name,
+            key=key,
+            body=encode_body(message),
+        )
+
+
+class Arrival(Enum):
+    """How a message stands to those before it on its channel."""
+
+    NEXT = "next"
+    SNAPSHOT = "snapshot"
+    STALE = "stale"  # a duplicate, out of order, or of an epoch that has ended
+    GAP = "gap"  # something before it was lost, or never seen
+
+
+SNAPSHOT_KINDS = frozenset({"residency_snapshot", "queue_snapshot"})
+"""Kinds that stand for the whole of their stream, whatever was missed."""
+
+
+class GapDetector:
+    """Follows every channel that a reader hears, each source and stream for itself."""
+
+    def __init__(self) -> None:
+        self._heard: dict[tuple[str, str], tuple[int, int]] = {}
+        self.gaps = 0
+        self.missed = 0
+
+    def observe(self, envelope: Envelope) -> Arrival:
+        """Classify a message and move on."""
+        source, epoch, scope = channel(envelope)
+        heard = self._heard.get((source, scope))
+        snapshot = envelope.kind in SNAPSHOT_KINDS
+        if heard is not None:
+            if epoch < heard[0] or (epoch == heard[0] and envelope.seq < heard[1]):
+                return Arrival.STALE
+            if epoch == heard[0] and envelope.seq == heard[1] and not snapshot:
+                return Arrival.STALE
+        self._heard[source, scope] = epoch, envelope.seq
+        if snapshot:
+            return Arrival.SNAPSHOT
+        expected = heard[1] + 1 if heard is not None and heard[0] == epoch else 1
+        if envelope.seq == expected:
+            return Arrival.NEXT
+        self.gaps += 1
+        self.missed += envelope.seq - expected
+        return Arrival.GAP
+
+
+@dataclass(slots=True)
+class _Pending:
+    operation: Operation
+    envelope: Envelope
+    give_up_s: float
+    attempts: int = 1
+    due_s: float = 0.0
+
+
+class Outbox:
+    """The sender's side of its operations: what is open, what to send again, what has ended.
+
+    A control is sent again, with growing pauses, until any outcome is heard. An operation without
+    a terminal outcome at its give-up time fails here as ``no_answer``, and what was open on an
+    engine that comes back with a newer epoch fails as ``engine_restarted``.
+    """
+
+    def __init__(self, *, first_retry_s: float = 1.0, max_retry_s: float = 16.0) -> None:
+        self._first_retry_s = first_retry_s
+        self._max_retry_s = max_retry_s
+        self._open: dict[str, _Pending] = {}
+        self._timers: list[tuple[float, str]] = []
+        self._epochs: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def open_operations(self) -> list[Operation]:
+        """The operations without a terminal outcome, oldest first."""
+        return [pending.operation for pending in self._open.values()]
+
+    def submit(
+        self, envelope: Envelope, control: Control, now: float, give_up_s: float
+    ) -> Operation:
+        """Take note of a control that is being sent; its key names the operation."""
+        operation_id = envelope.key.operation
+        if operation_id is None or operation_id in self._open:
+            raise LocalProtocolError(
+                f"control {envelope.kind}: operation {operation_id!r}, expected a new id in the key"
+            )
+        operation = Operation(
+            id=operation_id,
+            control=control,
+            key=envelope.key,
+            source=envelope.source,
+            submitted_s=now,
+            deadline_s=give_up_s,
+        )
+        pending = self._open[operation_id] = _Pending(operation, envelope, give_up_s)
+        self._arm(pending, now + self._first_retry_s)
+        return operation
+
+    def hear(self, key: Key, outcome: OperationOutcome) -> Operation | None:
+        """Apply an outcome; returns the operation if this outcome moved it, else None.
+
+        A terminal outcome implies acceptance, so it does not matter if ``accepted`` was lost.
+        """
+        pending = self._open.get(key.operation or "")
+        if pending is None:
+            return None
+        operation = pending.operation
+        if outcome.status == "accepted" and operation.phase != "submitted":
+            return None
+        if outcome.status in ("completed", "failed") and operation.phase == "submitted":
+            operation.advance("accepted")
+        operation.advance(outcome.status)
+        if operation.terminal:
+            del self._open[operation.id]
+        else:
+            self._arm(pending, pending.give_up_s)
+        return operation
+
+    def hear_epoch(self, engine: str, epoch: int) -> list[Operation]:
+        """Note the epoch of an engine; returns the operations that its restart has ended."""
+        known = self._epochs.get(engine)
+        if known is not None and epoch <= known:
+            return []
+        self._epochs[engine] = epoch
+        if known is None:
+            return []
+        return [
+            self._fail(pending)
+            for pending in list(self._open.values())
+            if pending.operation.key.engine == engine
+        ]
+
+    def due(self, now: float) -> tuple[list[Envelope], list[Operation]]:
+        """What to send again at ``now``, and the operations given up as unanswered."""
+        again: list[Envelope] = []
+        lost: list[Operation] = []
+        while (when := self.next_due()) is not None and when <= now:
+            pending = self._open[heappop(self._timers)[1]]
+            if now >= pending.give_up_s:
+                lost.append(self._fail(pending))
+            else:
+                again.append(pending.envelope)
+                pause = min(self._first_retry_s * 2**pending.attempts, self._max_retry_s)
+                pending.attempts += 1
+                self._arm(pending, now + pause)
+        return again, lost
+
+    def next_due(self) -> float | None:
+        """When ``due`` has to be asked next."""
+        while self._timers:
+            when, operation_id = self._timers[0]
+            pending = self._open.get(operation_id)
+            if pending is not None and pending.due_s == when:
+                return when
+            heappop(self._timers)
+        return None
+
+    def _arm(self, pending: _Pending, when: float) -> None:
+        pending.due_s = min(when, pending.give_up_s)
+        heappush(self._timers, (pending.due_s, pending.operation.id))
+
+    def _fail(self, pending: _Pending) -> Operation:
+        operation = pending.operation
+        if operation.phase == "submitted":
+            operation.advance("accepted")
+        operation.advance("failed")
+        del self._open[operation.id]
+        return operation

@@ -1,0 +1,162 @@
+"""What a reader believes of the engines: s in d = pi(h, s) (paper, equation 1).
+
+All of it was observed and may be out of date: each part tells when it was last heard, and after a
+gap the residency of an engine is *unknown*, not empty and not as before, until a snapshot comes.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from hear.delivery import Arrival, GapDetector
+from hear.messages import (
+    CapabilitiesReported,
+    CostsReported,
+    Envelope,
+    Message,
+    PressureReported,
+    QueueChanged,
+    QueueSnapshot,
+    ResidencyChanged,
+    ResidencySnapshot,
+    WaitingRequest,
+)
+from hear.residency import ResidencyDirectory
+
+
+class EngineView:
+    """One engine, as far as it is known.
+
+    ``waiting`` maps the ids of waiting requests to how they stand; ``running`` holds the ids of
+    those in the batch, in the order in which they started. Both are unreliable while
+    ``queue_known`` is False, and ``residency`` is while ``residency_known`` is.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.epoch = 0
+        self.capabilities: CapabilitiesReported | None = None
+        self.costs: CostsReported | None = None
+        self.pressure: PressureReported | None = None
+        self.waiting: dict[str, WaitingRequest] = {}
+        self.running: dict[str, None] = {}
+        self.queue_known = False
+        self.residency = ResidencyDirectory()
+        self.residency_known = False
+        self._parts_missing: set[int] = set()
+        self._heard_s: dict[str, float] = {}
+
+    def age_s(self, stream: str, now: float) -> float | None:
+        """Seconds since ``stream`` (residency, queue, pressure, ...) was heard; None if never."""
+        heard = self._heard_s.get(stream)
+        return None if heard is None else now - heard
+
+    def restart(self, epoch: int) -> None:
+        """The engine has begun a new epoch: nothing of the old one holds."""
+        self.epoch = epoch
+        self.waiting.clear()
+        self.running.clear()
+        self.residency.clear()
+        self.residency_known = self.queue_known = False
+        self._parts_missing.clear()
+
+    def apply(self, message: Message, arrival: Arrival, time_s: float) -> bool:
+        """Take over a message; returns whether a snapshot of its stream is needed."""
+        gap = arrival is Arrival.GAP
+        match message:
+            case ResidencyChanged() | ResidencySnapshot():
+                self._heard_s["residency"] = time_s
+                return self._apply_residency(message, gap)
+            case QueueChanged() | QueueSnapshot():
+                self._heard_s["queue"] = time_s
+                return self._apply_queue(message, gap)
+            case PressureReported():
+                self._heard_s["pressure"] = time_s
+                self.pressure = message
+            case CapabilitiesReported():
+                self._heard_s["capabilities"] = time_s
+                self.capabilities = message
+            case CostsReported():
+                self._heard_s["costs"] = time_s
+                self.costs = message
+        return False
+
+    def _apply_residency(self, message: ResidencyChanged | ResidencySnapshot, gap: bool) -> bool:
+        if isinstance(message, ResidencySnapshot):
+            if message.part == 0:
+                self.residency.clear()
+                self._parts_missing = set(range(message.parts))
+            self._parts_missing.discard(message.part)
+            for chain in message.chains:
+                self.residency.apply(chain)
+            self.residency_known = not self._parts_missing
+            return False
+        if gap:
+            self.residency.clear()
+            self.residency_known = False
+            return True
+        if self.residency_known:
+            for change in message.changes:
+                self.residency.apply(change)
+        return False
+
+    def _apply_queue(self, message: QueueChanged | QueueSnapshot, gap: bool) -> bool:
+        if isinstance(message, QueueSnapshot):
+            self.waiting = {w.request: w for w in message.waiting}
+            self.running = {r.request: None for r in message.running}
+            self.queue_known = True
+            return False
+        if gap:
+            self.queue_known = False
+            return True
+        for waiting in message.waiting:
+            self.running.pop(waiting.request, None)  # it was preempted
+            self.waiting[waiting.request] = waiting
+        for request in message.started:
+            self.waiting.pop(request, None)
+            self.running[request] = None
+        for request in message.ended:
+            self.waiting.pop(request, None)
+            self.running.pop(request, None)
+        return False
+
+
+class EngineViews(Mapping[str, EngineView]):
+    """All engines that were heard of, by name.
+
+    ``changes`` lists what came since the last decision, as pairs of engine and message.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[str, EngineView] = {}
+        self._detector = GapDetector()
+        self.changes: list[tuple[EngineView, Message]] = []
+
+    @property
+    def gaps(self) -> int:
+        """How often something was missed."""
+        return self._detector.gaps
+
+    def __getitem__(self, engine: str) -> EngineView:
+        return self._views[engine]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def apply(self, envelope: Envelope, message: Message) -> bool:
+        """Take over a state message; returns whether a snapshot of its stream is needed."""
+        engine = envelope.key.engine or envelope.source
+        view = self._views.get(engine)
+        if view is None:
+            view = self._views[engine] = EngineView(engine)
+        arrival = self._detector.observe(envelope)
+        if arrival is Arrival.STALE or envelope.epoch < view.epoch:
+            return False
+        if envelope.epoch > view.epoch:
+            view.restart(envelope.epoch)
+            # An engine's first words of an epoch are about an empty cache and queue.
+            view.residency_known = view.queue_known = envelope.seq <= 1
+        needs_snapshot = view.apply(message, arrival, envelope.time_s)
+        self.changes.append((view, message))
+        return needs_snapshot

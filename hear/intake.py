@@ -1,0 +1,382 @@
+"""The engine's side of the protocol, without I/O: what becomes of each control that comes in.
+
+``Intake`` checks a control, keeps it until its request comes, arbitrates it against those of other
+policies, and makes sure that each operation is answered by exactly one terminal outcome. It calls
+no engine: it returns a ``Step`` that tells its driver (``hear.engines.worker``) what to hand to
+the backend and what to answer, and is told the results.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from hear.arbitration import Arbiter, place_of
+from hear.codec import KINDS, open_body
+from hear.errors import RemoteProtocolError
+from hear.messages import (
+    AXES,
+    Cancel,
+    Control,
+    Envelope,
+    Key,
+    OperationOutcome,
+    OperationStatus,
+    Withdraw,
+)
+from hear.operation import Operation
+from hear.seams import OperationEnded, Verdict
+
+DEFAULT_DEADLINE_S = 60.0
+MAX_DEADLINE_S = 3600.0
+_CONTEXT_AXES = ("retention", "placement")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An outcome to publish."""
+
+    key: Key
+    outcome: OperationOutcome
+
+
+@dataclass(slots=True)
+class Step:
+    """What the driver has to do, in this order."""
+
+    revert: list[Operation] = field(default_factory=list)
+    apply: list[Operation] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+
+class Intake:
+    """Takes in the controls for one engine."""
+
+    def __init__(
+        self,
+        *,
+        engine: str,
+        controls: Iterable[str],
+        ranks: dict[str, int] | None = None,
+        max_open: int = 65_536,
+        remember: int = 65_536,
+    ) -> None:
+        """``controls`` are the kinds that the engine supports; ``remember`` bounds memory."""
+        self.engine = engine
+        self._controls = frozenset(controls) | {"cancel", "withdraw"}
+        self._arbiter = Arbiter(ranks)
+        self._max_open = max_open
+        self._remember = remember
+        self._open: dict[str, Operation] = {}
+        self._ended: OrderedDict[str, Answer] = OrderedDict()
+        self._parked: dict[str, list[Operation]] = {}
+        self._requests: dict[str, set[str]] = {}
+        self._gone: set[str] = set()
+        self._gone_order: deque[str] = deque()
+        self._versions: OrderedDict[str, int] = OrderedDict()
+        self._timers: list[tuple[float, str]] = []
+        self._standing: set[str] = set()
+
+    @property
+    def open_operations(self) -> list[Operation]:
+        """Operations without a terminal outcome, oldest first."""
+        return list(self._open.values())
+
+    # -- what comes off the bus ---------------------------------------------------------------
+
+    def receive(self, envelope: Envelope, now: float) -> Step:
+        """Take in one control."""
+        step = Step()
+        key = envelope.key
+        if key.operation is None:
+            return step  # nobody could be told; a control without an operation is no control
+        if (ended := self._ended.get(key.operation)) is not None:
+            step.answers.append(ended)
+            return step
+        if (known := self._open.get(key.operation)) is not None:
+            if known.phase == "accepted":
+                step.answers.append(self._outcome(known, "accepted"))
+            return step
+        try:
+            control = open_body(envelope)
+        except RemoteProtocolError as error:
+            self._refuse(step, envelope, "rejected", "malformed", str(error))
+            return step
+        if not isinstance(control, Control) or envelope.kind not in self._controls:
+            known_kind = "this engine does not offer it" if envelope.kind in KINDS else "unknown"
+            self._refuse(step, envelope, "unsupported", "unsupported_control", known_kind)
+            return step
+        deadline = control.deadline_s
+        if deadline is None:
+            deadline = envelope.time_s + DEFAULT_DEADLINE_S
+        if deadline <= now:
+            detail = f"deadline was {deadline:.3f} s, now is {now:.3f} s"
+            self._refuse(step, envelope, "rejected", "deadline_passed", detail)
+            return step
+        operation = Operation(
+            id=key.operation,
+            control=control,
+            key=key,
+            source=envelope.source,
+            submitted_s=now,
+            deadline_s=min(deadline, now + MAX_DEADLINE_S),
+        )
+        self._open[operation.id] = operation
+        self._admit(step, operation, now)
+        return step
+
+    def _admit(self, step: Step, operation: Operation, now: float) -> None:
+        control, key = operation.control, operation.key
+        if refusal := self._check(operation):
+            self._end(step, operation, "rejected", *refusal)
+        elif isinstance(control, Cancel):
+            self._cancel(step, operation, control)
+        elif isinstance(control, Withdraw):
+            self._withdraw(step, operation)
+        elif AXES[type(control)] not in _CONTEXT_AXES and key.request not in self._requests:
+            assert key.request is not None
+            if key.request in self._gone:
+                self._accept(operation)
+                self._end(step, operation, "failed", "request_gone", "the request has ended")
+            else:
+                # Accepted, since it will be acted on, and told so, since that may take a while.
+                self._accept(operation)
+                step.answers.append(self._outcome(operation, "accepted"))
+                self._parked.setdefault(key.request, []).append(operation)
+                heappush(self._timers, (operation.deadline_s, operation.id))
+        else:
+            self._arbitrate(step, operation)
+
+    def _check(self, operation: Operation) -> tuple[str, str] | None:
+        """The reason code and detail for which a control is turned down at the door."""
+        control, key = operation.control, operation.key
+        axis = AXES[type(control)]
+        if key.engine not in (None, self.engine):
+            return "wrong_engine", f"this is {self.engine}, the key names {key.engine}"
+        if len(self._open) > self._max_open:
+            return "overloaded", f"{self._max_open} operations are open"
+        if axis in _CONTEXT_AXES:
+            if key.context is None:
+                return "malformed", "the key names no context"
+        elif axis != "none" and key.request is None:
+            return "malformed", "the key names no request"
+        if key.context is not None and key.context_version is not None:
+            seen = self._versions.get(key.context, key.context_version)
+            if key.context_version < seen:
+                return "stale_version", f"version {key.context_version}, seen {seen}"
+            if axis in _CONTEXT_AXES:
+                self._saw_version(key)
+        return None
+
+    def _arbitrate(self, step: Step, operation: Operation) -> None:
+        place = place_of(AXES[type(operation.control)], operation.key)
+        if place is not None:
+            verdict = self._arbiter.claim(place, operation)
+            if not verdict.wins:
+                holder = self._arbiter.holder(place)
+                by = holder.source if holder else ""
+                if operation.phase == "accepted":  # it was kept for its request before
+                    self._end(step, operation, "failed", "outranked", by)
+                else:
+                    self._end(step, operation, "rejected", "outranked", by)
+                return
+            displaced = verdict.displaced
+            if displaced is not None and displaced.id in self._open:
+                step.revert.append(displaced)
+                if displaced.source == operation.source:
+                    self._end(step, displaced, "completed", "renewed", operation.id)
+                else:
+                    self._end(step, displaced, "failed", "outranked", operation.source)
+        if operation.key.request is not None:
+            self._requests.setdefault(operation.key.request, set()).add(operation.id)
+        step.apply.append(operation)
+
+    def _cancel(self, step: Step, operation: Operation, control: Cancel) -> None:
+        target = self._open.get(control.target)
+        if target is None:
+            reason = "already_terminal" if control.target in self._ended else "unknown_operation"
+            self._end(step, operation, "rejected", reason, control.target)
+        elif target.source != operation.source or target is operation:
+            self._end(step, operation, "rejected", "not_yours", control.target)
+        else:
+            self._stop(step, target, "cancelled", operation.id)
+            self._accept(operation)
+            self._end(step, operation, "completed")
+
+    def _withdraw(self, step: Step, operation: Operation) -> None:
+        source = operation.source
+        for place, claim in self._arbiter.of_source(source):
+            self._arbiter.drop(place, claim)
+            if claim.id not in self._open:
+                step.revert.append(claim)  # it completed, and its effect stands
+        for target in [op for op in self._open.values() if op.source == source]:
+            if target is not operation:
+                self._stop(step, target, "withdrawn", operation.id)
+        self._accept(operation)
+        self._end(step, operation, "completed")
+
+    def _stop(self, step: Step, target: Operation, reason: str, detail: str) -> None:
+        step.revert.append(target)
+        if (place := place_of(AXES[type(target.control)], target.key)) is not None:
+            self._arbiter.drop(place, target)
+        self._accept(target)
+        self._end(step, target, "failed", reason, detail)
+
+    # -- what the driver tells ----------------------------------------------------------------
+
+    def applied(self, operation: Operation, verdict: Verdict) -> Step:
+        """The backend has been handed an operation and said ``verdict``."""
+        step = Step()
+        if operation.id not in self._open:
+            return step
+        if verdict.status in ("rejected", "unsupported") and operation.phase == "accepted":
+            verdict = verdict._replace(status="failed")
+        if verdict.status in ("completed", "failed", "accepted"):
+            already = operation.phase == "accepted"
+            self._accept(operation)
+            if verdict.status == "accepted":
+                if not already:
+                    step.answers.append(self._outcome(operation, "accepted"))
+                if verdict.standing:
+                    self._standing.add(operation.id)
+                else:
+                    heappush(self._timers, (operation.deadline_s, operation.id))
+                return step
+        self._end(step, operation, verdict.status, verdict.reason, verdict.detail, verdict.fallback)
+        return step
+
+    def ended(self, event: OperationEnded) -> Step:
+        """The backend reports the end of an operation that it had accepted."""
+        step = Step()
+        operation = self._open.get(event.operation)
+        if operation is not None:
+            outcome = event.outcome
+            self._accept(operation)
+            self._end(
+                step, operation, outcome.status, outcome.reason, outcome.detail, outcome.fallback
+            )
+            if (place := place_of(AXES[type(operation.control)], operation.key)) is not None:
+                self._arbiter.drop(place, operation)
+        return step
+
+    def request_arrived(self, key: Key, now: float) -> Step:
+        """The engine has a new request; what was kept for it can act."""
+        step = Step()
+        assert key.request is not None
+        self._requests.setdefault(key.request, set())
+        self._saw_version(key)
+        for operation in self._parked.pop(key.request, ()):
+            if operation.id in self._open:
+                self._arbitrate(step, operation)
+        return step
+
+    def request_ended(self, request: str) -> Step:
+        """A request has left the engine; what is still open for it ends."""
+        step = Step()
+        for operation_id in sorted(self._requests.pop(request, ())):
+            if (operation := self._open.get(operation_id)) is not None:
+                self._stop(step, operation, "request_gone", "the request has ended")
+        for axis in set(AXES.values()):
+            if axis not in _CONTEXT_AXES:
+                self._arbiter.drop((axis, request))
+        self._gone.add(request)
+        self._gone_order.append(request)
+        while len(self._gone_order) > self._remember:
+            self._gone.discard(self._gone_order.popleft())
+        return step
+
+    def expire(self, now: float) -> Step:
+        """End what has passed its deadline."""
+        step = Step()
+        while self._timers and self._timers[0][0] <= now:
+            operation = self._open.get(heappop(self._timers)[1])
+            if operation is None:
+                continue
+            kept = self._parked.get(operation.key.request or "", [])
+            if operation in kept:
+                kept.remove(operation)
+                if not kept:
+                    del self._parked[operation.key.request or ""]
+                self._end(step, operation, "failed", "deadline", "its request did not come")
+            elif operation.id not in self._standing:
+                self._stop(step, operation, "deadline", "the effect was not there in time")
+        return step
+
+    def next_expiry(self) -> float | None:
+        """When ``expire`` has to be called next."""
+        while self._timers and self._timers[0][1] not in self._open:
+            heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def shut(self, reason: str) -> Step:
+        """End everything that is open, as the engine restarts or stops. Forgets all requests."""
+        step = Step()
+        for operation in list(self._open.values()):
+            self._accept(operation)
+            self._end(step, operation, "failed", reason)
+        self._parked.clear()
+        self._requests.clear()
+        self._timers.clear()
+        self._versions.clear()
+        self._arbiter = Arbiter(self._arbiter.ranks)
+        return step
+
+    # -- pieces -------------------------------------------------------------------------------
+
+    def _saw_version(self, key: Key) -> None:
+        if key.context is not None and key.context_version is not None:
+            seen = max(self._versions.pop(key.context, 0), key.context_version)
+            self._versions[key.context] = seen
+            if len(self._versions) > self._remember:
+                self._versions.popitem(last=False)
+
+    @staticmethod
+    def _accept(operation: Operation) -> None:
+        if operation.phase == "submitted":
+            operation.advance("accepted")
+
+    def _outcome(
+        self,
+        operation: Operation,
+        status: OperationStatus,
+        reason: str = "",
+        detail: str = "",
+        fallback: str | None = None,
+    ) -> Answer:
+        kind = str(operation.control.__struct_config__.tag)
+        outcome = OperationOutcome(
+            status=status, control=kind, reason=reason, detail=detail, fallback=fallback
+        )
+        return Answer(operation.key, outcome)
+
+    def _end(
+        self,
+        step: Step,
+        operation: Operation,
+        status: OperationStatus,
+        reason: str = "",
+        detail: str = "",
+        fallback: str | None = None,
+    ) -> None:
+        operation.advance(status)
+        del self._open[operation.id]
+        self._standing.discard(operation.id)
+        answer = self._outcome(operation, status, reason, detail, fallback)
+        self._remember_end(operation.id, answer)
+        step.answers.append(answer)
+
+    def _refuse(
+        self, step: Step, envelope: Envelope, status: OperationStatus, reason: str, detail: str
+    ) -> None:
+        outcome = OperationOutcome(
+            status=status, control=envelope.kind, reason=reason, detail=detail
+        )
+        answer = Answer(envelope.key, outcome)
+        assert envelope.key.operation is not None
+        self._remember_end(envelope.key.operation, answer)
+        step.answers.append(answer)
+
+    def _remember_end(self, operation_id: str, answer: Answer) -> None:
+        self._ended[operation_id] = answer
+        if len(self._ended) > self._remember:
+            self._ended.popitem(last=False)

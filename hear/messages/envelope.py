@@ -1,0 +1,57 @@
+"""The envelope that every message travels in, and the key that says what it is about.
+
+The envelope can be read without its body: a tap, a filter or an older peer needs no more.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct
+
+SCHEMA_VERSION = 1
+"""Version of the wire format (docs/protocol.md). It is not the version of the package."""
+
+Category = Literal["intent", "control", "state", "outcome"]
+"""The four semantic categories of the paper's Table 1."""
+
+DEFAULT_TENANT = "default"
+
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0.0)]
+Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class Message(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+    """Base of every message body. The tag ``kind`` names the message on the wire."""
+
+
+class Key(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an exchange is about. Each exchange names at least one of these (paper, section 3.1)."""
+
+    request: str | None = None
+    context: str | None = None
+    context_version: int | None = None
+    engine: str | None = None
+    operation: str | None = None
+    workflow: str | None = None
+
+
+class Envelope(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message with its address.
+
+    ``epoch`` is the incarnation of the source: it grows when the source restarts. ``seq`` counts
+    the messages of one source on one channel (``hear.subjects.channel``) from 1 without holes, so
+    that a reader sees what it missed; 0 stands for a channel without numbers. A snapshot carries
+    the ``seq`` of the last change that it includes. ``time_s`` is the source's clock in seconds.
+    """
+
+    version: int = SCHEMA_VERSION
+    id: str
+    source: str
+    epoch: int
+    seq: int
+    time_s: float
+    tenant: str = DEFAULT_TENANT
+    category: str
+    kind: str
+    key: Key
+    body: Raw

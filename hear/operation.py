@@ -1,0 +1,74 @@
+"""The life of one control: everything that moves an operation from state to state lives here.
+
+The whole life cycle is the table ``TRANSITIONS``. What is not in it is forbidden, so an operation
+ends exactly once (paper, section 3.3: acceptance is not completion).
+"""
+
+from typing import Final, Literal
+
+from hear.errors import LocalProtocolError
+from hear.messages import Control, Key, OperationStatus
+
+Phase = Literal["submitted", "accepted", "completed", "rejected", "unsupported", "failed"]
+
+TRANSITIONS: Final[dict[Phase, dict[OperationStatus, Phase]]] = {
+    "submitted": {
+        "accepted": "accepted",
+        "rejected": "rejected",
+        "unsupported": "unsupported",
+    },
+    "accepted": {"completed": "completed", "failed": "failed"},
+    "completed": {},
+    "rejected": {},
+    "unsupported": {},
+    "failed": {},
+}
+
+TERMINAL: Final[frozenset[Phase]] = frozenset(p for p, after in TRANSITIONS.items() if not after)
+
+
+class Operation:
+    """One control on its way, from submission to its one terminal outcome."""
+
+    __slots__ = ("control", "deadline_s", "id", "key", "phase", "source", "submitted_s")
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        control: Control,
+        key: Key,
+        source: str,
+        submitted_s: float,
+        deadline_s: float,
+    ) -> None:
+        self.id = id
+        self.control = control
+        self.key = key
+        self.source = source
+        self.submitted_s = submitted_s
+        self.deadline_s = deadline_s
+        self.phase: Phase = "submitted"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the operation has ended."""
+        return self.phase in TERMINAL
+
+    def advance(self, status: OperationStatus) -> None:
+        """Move to the phase that an outcome with ``status`` leads to.
+
+        Raises:
+            LocalProtocolError: the table has no such move; nothing is changed.
+        """
+        try:
+            self.phase = TRANSITIONS[self.phase][status]
+        except KeyError:
+            raise LocalProtocolError(
+                f"operation {self.id}: {status} after {self.phase}, expected one of "
+                f"{sorted(TRANSITIONS[self.phase]) or 'nothing'}"
+            ) from None
+
+    def __repr__(self) -> str:
+        kind = type(self.control).__name__
+        return f"<Operation {self.id} {kind} {self.phase}>"

@@ -1,0 +1,49 @@
+"""Finding policies, engines, buses and commands, by entry point or as ``package.module:Name``.
+
+A plug-in is checked when it is loaded, and an error names the distribution that it came from.
+"""
+
+import importlib
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from hear.errors import PluginError
+
+
+def names(group: str) -> list[str]:
+    """The names under which installed distributions offer plug-ins of a group."""
+    return sorted({entry.name for entry in entry_points(group=f"hear.{group}")})
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """A clause that names the known word most like ``word``, and else all of them."""
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
+
+
+def load(group: str, name: str) -> Any:
+    """Load a plug-in of a group (policies, engines, buses, commands) by its name or path.
+
+    Raises:
+        PluginError: there is no such plug-in, or importing it failed.
+    """
+    if ":" in name:
+        entry = EntryPoint(name=name, value=name, group=f"hear.{group}")
+    else:
+        found = [e for e in entry_points(group=f"hear.{group}") if e.name == name]
+        if not found:
+            raise PluginError(
+                f"no {group[:-1] if group != 'policies' else 'policy'} named {name!r}: "
+                f"{nearest(name, names(group))} (or give package.module:Name)"
+            )
+        entry = found[0]
+    module_name, _, attribute = entry.value.partition(":")
+    origin = f" (from {entry.dist.name} {entry.dist.version})" if entry.dist else ""
+    try:
+        loaded: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            loaded = getattr(loaded, part)
+    except Exception as error:
+        raise PluginError(f"{name}{origin} cannot be loaded: {error!r}") from error
+    return loaded

@@ -1,0 +1,247 @@
+"""The edges of the protocol: what a bus, an engine backend, a policy and a client must offer.
+
+Each is a ``Protocol`` that others may implement; ``hear.buses.testing``, ``hear.engines.testing``
+and ``hear.policies.testing`` hold the checks that an implementation can be put through.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+from hear.messages import (
+    BlockChange,
+    BlocksStored,
+    CapabilitiesReported,
+    Control,
+    CostsReported,
+    Envelope,
+    Key,
+    OperationOutcome,
+    OperationStatus,
+    PressureReported,
+    QueueChanged,
+    QueueSnapshot,
+    RequestOutcome,
+)
+from hear.operation import Operation
+
+if TYPE_CHECKING:
+    from hear.engine_view import EngineViews
+    from hear.harness_view import HarnessView
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatistics:
+    """``dropped`` counts state messages that this reader was too slow for."""
+
+    name: str
+    queued: int
+    received: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class BusStatistics:
+    """Messages published by category, and how each subscription fares."""
+
+    published: dict[str, int]
+    subscriptions: tuple[SubscriptionStatistics, ...]
+
+
+class Subscription(Protocol):
+    """One reader's place on a bus, from entering its context to leaving it."""
+
+    async def receive(self) -> Sequence[Envelope]:
+        """Wait for messages; returns all that are there, at least one, in order.
+
+        Raises:
+            LaggedError: too many reliable messages were left unread; the subscription is over.
+            BusError: the bus or the subscription is closed.
+        """
+        ...
+
+    def request_snapshot(self, envelope: Envelope) -> None:
+        """Ask for a snapshot of the stream that ``envelope`` (one with a gap before it) is of.
+
+        It arrives among the other messages. Nothing happens if nobody provides one.
+        """
+        ...
+
+    def statistics(self) -> SubscriptionStatistics:
+        """How this reader fares."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+SnapshotProvider = Callable[[], Iterable[Envelope]]
+
+
+class Bus(Protocol):
+    """Publish-subscribe in two delivery classes (docs/protocol.md).
+
+    State is in order per channel, and a slow reader loses the oldest and sees the gap. Control,
+    outcome and intent are reliable: never dropped for a reader that keeps up, and a reader that
+    does not is closed with ``LaggedError`` rather than being lied to.
+    """
+
+    def publish(self, envelope: Envelope) -> None:
+        """Send a message to all whose patterns match. Never waits for a reader.
+
+        Raises:
+            BusError: the bus is closed.
+        """
+        ...
+
+    def subscribe(
+        self, patterns: Iterable[str], *, name: str, capacity: int = 4096
+    ) -> Subscription:
+        """Make a subscription that holds up to ``capacity`` unread messages of each class.
+
+        A subscriber that comes late is first given a snapshot of every matching stream.
+        """
+        ...
+
+    def provide_snapshots(self, subject: str, provider: SnapshotProvider) -> None:
+        """Name who answers for the state of one stream (a subject's stem)."""
+        ...
+
+    def statistics(self) -> BusStatistics:
+        """What has passed, and who lags."""
+        ...
+
+
+class Verdict(NamedTuple):
+    """What a backend says of a control that it was handed.
+
+    ``accepted`` means that the effect is under way or has a span of its own (a lease, a guard),
+    and that an ``OperationEnded`` will follow; ``standing`` tells that it has already taken hold,
+    so that the control's deadline no longer concerns it.
+    """
+
+    status: OperationStatus
+    reason: str = ""
+    detail: str = ""
+    fallback: str | None = None
+    standing: bool = False
+
+
+class OperationEnded(NamedTuple):
+    """The end of an operation that the backend had accepted."""
+
+    operation: str
+    outcome: OperationOutcome
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened in an engine since its last report. ``arrived`` holds keys of new requests."""
+
+    arrived: list[Key] = field(default_factory=list)
+    blocks: list[BlockChange] = field(default_factory=list)
+    queue: QueueChanged | None = None
+    operations: list[OperationEnded] = field(default_factory=list)
+    requests: list[tuple[Key, RequestOutcome]] = field(default_factory=list)
+
+
+class EngineBackend(Protocol):
+    """One inference library behind the worker. All methods but ``run`` return at once."""
+
+    def capabilities(self) -> CapabilitiesReported:
+        """What this engine can do."""
+        ...
+
+    def costs(self) -> CostsReported:
+        """What work costs on it."""
+        ...
+
+    def pressure(self) -> PressureReported:
+        """How full it is now."""
+        ...
+
+    def queue(self) -> QueueSnapshot:
+        """Who waits and who runs now."""
+        ...
+
+    def residency(self) -> Iterable[BlocksStored]:
+        """All resident blocks, as chains, parents before children."""
+        ...
+
+    def apply(self, operation: Operation) -> Verdict:
+        """Carry out a control, or begin to."""
+        ...
+
+    def revert(self, operation: Operation) -> None:
+        """End what an operation still effects. It gets no ``OperationEnded`` any more."""
+        ...
+
+    async def run(self, report: Callable[[Report], None]) -> None:
+        """Serve until cancelled, and report each change."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """One generation, as a client sends it to an engine on the data path.
+
+    ``prompt_hashes`` names the full blocks of the prompt; ``output_hashes`` those that prompt and
+    output fill together, as far as the one who replays a recording knows them.
+    """
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    prompt_hashes: Sequence[int]
+    output_hashes: Sequence[int] = ()
+    context: str | None = None
+    context_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceResult:
+    """How a generation went, as its client saw it. Times are of the clock that trio reads."""
+
+    outcome: RequestOutcome
+    sent_s: float
+    started_s: float
+    first_token_s: float
+    finished_s: float
+
+
+class InferenceClient(Protocol):
+    """The data path: requests go straight to the engine, whatever happens to the bus."""
+
+    async def generate(self, request: InferenceRequest) -> InferenceResult:
+        """Send a request and wait for its last token, or for its refusal."""
+        ...
+
+
+class Ask(NamedTuple):
+    """A control that a policy wants published, and what it is about."""
+
+    control: Control
+    key: Key
+
+
+class Policy(Protocol):
+    """An independent subscriber that turns both views into controls: d = pi(h, s), equation 1.
+
+    ``observes`` are the subject patterns that the policy needs. ``decide`` is called once for each
+    burst of messages; what changed since the last call stands in ``h.changes`` and ``s.changes``.
+    It must return at once, and may keep what it learns in the object.
+    """
+
+    name: str
+    observes: tuple[str, ...]
+
+    def decide(self, h: "HarnessView", s: "EngineViews") -> Iterable[Ask]:
+        """Decide what to ask of the engines now."""
+        ...

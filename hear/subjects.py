@@ -1,0 +1,119 @@
+"""Subjects: where a message is found on the bus, and which ones a pattern matches.
+
+``<category>.<tenant>.<instance>.<topic>.<key>``, dot-separated as in NATS, category first so that
+access can be granted by prefix. The instance is the engine for state, outcome and control, and
+the workflow for intent. The topic is the kind; for state it is the stream (residency, queue,
+pressure, capabilities, costs), since a stream's messages are ordered among each other. In a
+pattern ``*`` stands for one token and a last ``>`` for one or more.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from hear.codec import KINDS
+from hear.errors import LocalProtocolError
+from hear.messages import Envelope, Key
+
+NOBODY = "-"
+"""The token where a message names no instance or no key."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_\-:/@+=]")
+_TOKEN = re.compile(r"[A-Za-z0-9_\-:/@+=%]+")
+_MAX_TOKENS = 5
+
+Channel = tuple[str, int, str]
+"""Source, epoch and subject without its key: the scope in which ``seq`` counts."""
+
+
+@lru_cache(maxsize=65536)
+def token(text: str | None) -> str:
+    """Make one subject token of any text: unsafe characters become ``%xx``, nothing becomes -."""
+    if not text:
+        return NOBODY
+    return _UNSAFE.sub(lambda m: "".join(f"%{b:02x}" for b in m[0].encode()), text)
+
+
+def _instance(category: str, key: Key) -> str | None:
+    return key.workflow if category == "intent" else key.engine
+
+
+def stem(category: str, tenant: str, key: Key, kind: str) -> str:
+    """The subject without its last token: the part that scopes sequence numbers."""
+    known = KINDS.get(kind)
+    topic = known.topic if known else token(kind)
+    return f"{category}.{token(tenant)}.{token(_instance(category, key))}.{topic}"
+
+
+def subject(envelope: Envelope) -> str:
+    """The subject that an envelope is published on."""
+    key = envelope.key
+    last = key.request or key.context or key.operation
+    return f"{stem(envelope.category, envelope.tenant, key, envelope.kind)}.{token(last)}"
+
+
+def channel(envelope: Envelope) -> Channel:
+    """The scope in which the envelope's ``seq`` counts."""
+    return (
+        envelope.source,
+        envelope.epoch,
+        stem(envelope.category, envelope.tenant, envelope.key, envelope.kind),
+    )
+
+
+class Pattern:
+    """A parsed subject pattern."""
+
+    __slots__ = ("_tail", "_tokens", "text")
+
+    def __init__(self, text: str) -> None:
+        """Parse a pattern.
+
+        Raises:
+            LocalProtocolError: it is not a pattern.
+        """
+        tokens = text.split(".")
+        self.text = text
+        self._tail = tokens[-1] == ">"
+        self._tokens = tokens[:-1] if self._tail else tokens
+        for part in self._tokens:
+            if part != "*" and not _TOKEN.fullmatch(part):
+                raise LocalProtocolError(
+                    f"subject pattern {text!r}: token {part!r}, expected letters, digits, "
+                    "'*', or '>' at the end"
+                )
+        if len(tokens) > _MAX_TOKENS:
+            raise LocalProtocolError(
+                f"subject pattern {text!r}: {len(tokens)} tokens, expected at most {_MAX_TOKENS}"
+            )
+
+    def matches(self, subject: str) -> bool:
+        """Whether a subject falls under the pattern."""
+        tokens = subject.split(".")
+        wanted = self._tokens
+        if len(tokens) <= len(wanted) if self._tail else len(tokens) != len(wanted):
+            return False
+        return all(want in ("*", got) for want, got in zip(wanted, tokens, strict=False))
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.text!r})"
+
+
+class Matcher:
+    """Several patterns as one question. Answers for a stem are remembered."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.patterns = tuple(Pattern(text) for text in patterns)
+        self._keyless = {p for p in self.patterns if p.text.endswith((".>", ".*")) or p.text == ">"}
+        self._stems: dict[str, bool] = {}
+
+    def matches(self, subject: str) -> bool:
+        """Whether any of the patterns matches."""
+        # Nearly all patterns end in '>', and then the key, which never repeats, plays no part.
+        if len(self._keyless) < len(self.patterns):
+            return any(p.matches(subject) for p in self.patterns)
+        head = subject.rpartition(".")[0]
+        known = self._stems.get(head)
+        if known is None:
+            known = self._stems[head] = any(p.matches(subject) for p in self.patterns)
+        return known

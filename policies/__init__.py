@@ -1,0 +1,1 @@
+"""Policies: independent subscribers that turn what harness and engine say into controls."""
