@@ -26,7 +26,8 @@ class Kind(NamedTuple):
     decoder: msgspec.msgpack.Decoder[Message]
 
 
-def _topic(category: Category, name: str) -> str:
+def topic_of(category: str, name: str) -> str:
+    """The topic of a kind, known or not: a rule, so that every version routes it alike."""
     # The messages of one stream of state keep their order among each other, so they share a
     # channel; of all else each kind stands alone.
     return name.rsplit("_", 1)[0] if category == "state" else name
@@ -44,7 +45,7 @@ def _kinds() -> dict[str, Kind]:
         for type_ in types:
             name = str(type_.__struct_config__.tag)
             kinds[name] = Kind(
-                name, category, _topic(category, name), type_, msgspec.msgpack.Decoder(type_)
+                name, category, topic_of(category, name), type_, msgspec.msgpack.Decoder(type_)
             )
     return kinds
 
@@ -53,6 +54,8 @@ KINDS: Final[dict[str, Kind]] = _kinds()
 """Every kind of message that this version knows, by name."""
 
 _BY_TYPE: Final[dict[type[Message], Kind]] = {kind.type: kind for kind in KINDS.values()}
+# RecursionError: a newer field may hold anything, so also a million arrays one inside the other.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 _envelope_decoder = msgspec.msgpack.Decoder(Envelope)
 
@@ -73,13 +76,28 @@ def kind_of(message: Message) -> Kind:
 
 
 def encode_body(message: Message) -> msgspec.Raw:
-    """Encode a message as the body of an envelope."""
-    return msgspec.Raw(_encoder.encode(message))
+    """Encode a message as the body of an envelope.
+
+    Raises:
+        LocalProtocolError: a value in it has no form on the wire.
+    """
+    return msgspec.Raw(_encode(message, "body"))
 
 
 def encode(envelope: Envelope) -> bytes:
-    """Encode a whole envelope for the wire."""
-    return _encoder.encode(envelope)
+    """Encode a whole envelope for the wire.
+
+    Raises:
+        LocalProtocolError: a value in it has no form on the wire.
+    """
+    return _encode(envelope, "envelope")
+
+
+def _encode(value: Message | Envelope, what: str) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except (TypeError, OverflowError, UnicodeEncodeError, msgspec.MsgspecError) as error:
+        raise LocalProtocolError(f"{what} cannot be encoded: {error}: {value!r:.200}") from error
 
 
 def decode(frame: bytes | memoryview) -> Envelope:
@@ -90,7 +108,7 @@ def decode(frame: bytes | memoryview) -> Envelope:
     """
     try:
         return _envelope_decoder.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise RemoteProtocolError(f"not an envelope ({len(frame)} bytes): {error}") from error
 
 
@@ -105,7 +123,7 @@ def open_body(envelope: Envelope) -> Message | None:
         return None
     try:
         return kind.decoder.decode(envelope.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise RemoteProtocolError(
             f"message {envelope.id} from {envelope.source}: not a readable {envelope.kind}: {error}"
         ) from error

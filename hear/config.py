@@ -5,8 +5,9 @@ An unknown key is an error that names the nearest known one, and each error name
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -16,6 +17,8 @@ from hear.plugins import nearest
 _T = TypeVar("_T", bound=msgspec.Struct)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `\$\.?(?P<at>.*)`)?")
 _AT = re.compile(r" - at `\$\.?(?P<at>[^`]*)`")
+_INDEX = re.compile(r"\[[^\]]*\]")
+_STEP = re.compile(r"\.(?![^\[]*\])")  # a dot that is not within brackets
 
 
 def load_toml(path: Path, type_: type[_T]) -> _T:
@@ -46,32 +49,45 @@ def _explain(path: Path, text: str, type_: type[msgspec.Struct], message: str) -
         return f"{path}:{_line(text, table, key)}: unknown key {key!r}: {nearest(key, known)}"
     at = _AT.search(message)
     if at:
-        table, _, key = at["at"].rpartition(".")
-        return f"{path}:{_line(text, table, key)}: {at['at']}: {_AT.sub('', message)}"
+        *tables, key = _STEP.split(at["at"])
+        line = _line(text, ".".join(tables), _INDEX.sub("", key))
+        return f"{path}:{line}: {at['at']}: {_AT.sub('', message)}"
     return f"{path}: {message}"
 
 
 def _fields_at(type_: type[msgspec.Struct], table: str) -> tuple[str, ...]:
-    for name in filter(None, table.split(".")):
+    for name in filter(None, _INDEX.sub("", table).split(".")):
         fields = {f.encode_name: f.type for f in msgspec.structs.fields(type_)}
-        inner = fields.get(name.partition("[")[0])
-        if not (isinstance(inner, type) and issubclass(inner, msgspec.Struct)):
+        inner = _struct_in(fields.get(name))
+        if inner is None:
             return ()
         type_ = inner
     return type_.__struct_encode_fields__
 
 
+def _struct_in(annotation: Any) -> type[msgspec.Struct] | None:
+    """The Struct of a field that holds one, perhaps in a list or a dict, or perhaps None."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        return annotation
+    return next(filter(None, map(_struct_in, get_args(annotation))), None)
+
+
 def _line(text: str, table: str, key: str) -> int:
     """The line of a key in a table of a TOML text; the table's own line if it is not found."""
+    # msgspec says table[2] for the third [[table]], and table[...] for any [table.name].
+    wanted = re.compile(re.escape(table).replace(r"\[\.\.\.\]", r"\.[^.]+"))
+    arrays: Counter[str] = Counter()
     here, table_line = "", 1
     for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
+        stripped = line.partition("#")[0].strip()
         if stripped.startswith("["):
             here = stripped.strip("[] ").replace('"', "")
-            if here == table:
+            if stripped.startswith("[["):
+                here, arrays[here] = f"{here}[{arrays[here]}]", arrays[here] + 1
+            if wanted.fullmatch(here):
                 table_line = number
             if here == f"{table}.{key}".lstrip("."):
                 return number
-        elif here == table and re.match(rf'"?{re.escape(key)}"?\s*=', stripped):
+        elif wanted.fullmatch(here) and re.match(rf'"?{re.escape(key)}"?\s*=', stripped):
             return number
     return table_line

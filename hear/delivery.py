@@ -72,7 +72,15 @@ class Arrival(Enum):
     GAP = "gap"  # something before it was lost, or never seen
 
 
-SNAPSHOT_KINDS = frozenset({"residency_snapshot", "queue_snapshot"})
+SNAPSHOT_KINDS = frozenset(
+    {
+        "residency_snapshot",
+        "queue_snapshot",
+        "pressure_reported",
+        "capabilities_reported",
+        "costs_reported",
+    }
+)
 """Kinds that stand for the whole of their stream, whatever was missed."""
 
 
@@ -89,6 +97,8 @@ class GapDetector:
         source, epoch, scope = channel(envelope)
         heard = self._heard.get((source, scope))
         snapshot = envelope.kind in SNAPSHOT_KINDS
+        if envelope.seq <= 0 and not snapshot:  # a channel without numbers
+            return Arrival.STALE if heard is not None and epoch < heard[0] else Arrival.NEXT
         if heard is not None:
             if epoch < heard[0] or (epoch == heard[0] and envelope.seq < heard[1]):
                 return Arrival.STALE
@@ -161,17 +171,22 @@ class Outbox:
     def hear(self, key: Key, outcome: OperationOutcome) -> Operation | None:
         """Apply an outcome; returns the operation if this outcome moved it, else None.
 
-        A terminal outcome implies acceptance, so it does not matter if ``accepted`` was lost.
+        A terminal outcome implies acceptance, so it does not matter if ``accepted`` was lost. What
+        was accepted once can be refused only by an engine that has forgotten it, and has failed.
         """
         pending = self._open.get(key.operation or "")
         if pending is None:
             return None
         operation = pending.operation
-        if outcome.status == "accepted" and operation.phase != "submitted":
-            return None
-        if outcome.status in ("completed", "failed") and operation.phase == "submitted":
+        status = outcome.status
+        if operation.phase == "accepted":
+            if status == "accepted":
+                return None
+            if status in ("rejected", "unsupported"):
+                status = "failed"
+        elif status in ("completed", "failed"):
             operation.advance("accepted")
-        operation.advance(outcome.status)
+        operation.advance(status)
         if operation.terminal:
             del self._open[operation.id]
         else:

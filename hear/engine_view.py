@@ -155,8 +155,6 @@ class EngineViews(Mapping[str, EngineView]):
             return False
         if envelope.epoch > view.epoch:
             view.restart(envelope.epoch)
-            # An engine's first words of an epoch are about an empty cache and queue.
-            view.residency_known = view.queue_known = envelope.seq <= 1
         needs_snapshot = view.apply(message, arrival, envelope.time_s)
         self.changes.append((view, message))
         return needs_snapshot

@@ -18,6 +18,8 @@ def names(group: str) -> list[str]:
 
 def nearest(word: str, known: list[str]) -> str:
     """A clause that names the known word most like ``word``, and else all of them."""
+    if not known:
+        return "none is known here"
     close = get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
 

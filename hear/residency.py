@@ -15,18 +15,20 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from hear.blocks import unpack
-from hear.messages import BlockChange, BlocksCleared, BlocksRemoved, BlocksStored
+from hear.messages import BlockChange, BlocksRemoved, BlocksStored
 
 _NO_CHILDREN: Final[tuple[int, ...]] = ()
 
 
 class _Watch:
-    __slots__ = ("count", "hashes", "name")
+    """``told`` is the count that the reader last heard of."""
+
+    __slots__ = ("count", "hashes", "name", "told")
 
     def __init__(self, name: str, hashes: Sequence[int], count: int) -> None:
         self.name = name
         self.hashes = hashes
-        self.count = count
+        self.count = self.told = count
 
 
 class ResidencyDirectory:
@@ -40,47 +42,75 @@ class ResidencyDirectory:
         self._children: dict[int, int | set[int]] = {}
         self._watches: dict[str, _Watch] = {}
         self._watchers: dict[int, set[_Watch]] = {}
-        self._changed: dict[str, None] = {}
+        # Watches of which a watched block moved within the change that is being applied.
+        self._touched: set[_Watch] = set()
+        self._changed: set[_Watch] = set()
 
     # -- what the engine reports --------------------------------------------------------------
 
     def apply(self, change: BlockChange) -> None:
-        """Take over one reported change."""
+        """Take over one reported change.
+
+        Raises:
+            RemoteProtocolError: the packed hashes cannot be read; nothing is changed.
+        """
         if isinstance(change, BlocksStored):
             self._stored(change.tier, change.parent, unpack(change.prefix_hashes))
         elif isinstance(change, BlocksRemoved):
             self._removed(change.tier, unpack(change.prefix_hashes))
         else:
-            self._cleared(change)
+            self._cleared(change.tier)
+        self._settle()
 
     def clear(self) -> None:
         """Forget every block, but not who watches."""
-        for tier in list(self._tiers):
-            self._cleared(BlocksCleared(tier=tier))
+        for held in self._tiers.values():
+            held.clear()
+        self._reachable.clear()
+        self._parents.clear()
+        self._children.clear()
+        self._touched.update(self._watches.values())
+        self._settle()
 
     def _stored(self, tier: str, parent: int | None, hashes: Sequence[int]) -> None:
         held = self._tiers.setdefault(tier, set())
-        parents, reachable = self._parents, self._reachable
+        parents, children, reachable = self._parents, self._children, self._reachable
         for block in hashes:
             held.add(block)
             if block not in parents:
                 parents[block] = parent
                 if parent is not None:
-                    self._adopt(parent, block)
+                    if parent in children:
+                        self._adopt(parent, block)
+                    else:
+                        children[parent] = block
                 if parent is None or parent in reachable:
-                    self._reach(block)
+                    if block in children:
+                        self._reach(block)
+                    else:
+                        reachable.add(block)
+                        if block in self._watchers:
+                            self._touched |= self._watchers[block]
             parent = block
 
     def _removed(self, tier: str, hashes: Iterable[int]) -> None:
-        held = self._tiers.setdefault(tier, set())
-        others = [blocks for name, blocks in self._tiers.items() if name != tier]
+        held = self._tiers.get(tier)
+        if held is None:
+            return
+        others = [blocks for name, blocks in self._tiers.items() if name != tier and blocks]
         for block in hashes:
-            held.discard(block)
-            if block in self._parents and not any(block in blocks for blocks in others):
-                self._forget(block)
+            if block in held:
+                held.remove(block)
+                for blocks in others:
+                    if block in blocks:
+                        break
+                else:
+                    self._forget(block)
 
-    def _cleared(self, change: BlocksCleared) -> None:
-        for tier in [change.tier] if change.tier is not None else list(self._tiers):
+    def _cleared(self, tier: str | None) -> None:
+        if tier is None:
+            self.clear()
+        else:
             self._removed(tier, list(self._tiers.get(tier, ())))
 
     def _forget(self, block: int) -> None:
@@ -93,13 +123,12 @@ class ResidencyDirectory:
                     self._children[parent] = children.pop()
             else:
                 del self._children[parent]
-        self._unreach(block)
+        if block in self._reachable:
+            self._unreach(block)
 
     def _adopt(self, parent: int, block: int) -> None:
-        children = self._children.get(parent)
-        if children is None:
-            self._children[parent] = block
-        elif isinstance(children, set):
+        children = self._children[parent]
+        if isinstance(children, set):
             children.add(block)
         else:
             self._children[parent] = {children, block}
@@ -114,7 +143,7 @@ class ResidencyDirectory:
             block = todo.pop()
             self._reachable.add(block)
             if block in self._watchers:
-                self._moved(block)
+                self._touched |= self._watchers[block]
             if block in self._children:
                 todo.extend(self._children_of(block))
 
@@ -122,11 +151,9 @@ class ResidencyDirectory:
         todo = [first]
         while todo:
             block = todo.pop()
-            if block not in self._reachable:
-                continue
-            self._reachable.discard(block)
+            self._reachable.remove(block)
             if block in self._watchers:
-                self._moved(block)
+                self._touched |= self._watchers[block]
             if block in self._children:
                 todo.extend(self._children_of(block))
 
@@ -134,10 +161,8 @@ class ResidencyDirectory:
 
     def match(self, hashes: Sequence[int]) -> int:
         """How many blocks from the start of a prompt can be reused, in any tier."""
-        return self._match(hashes, 0, len(hashes))
-
-    def _match(self, hashes: Sequence[int], low: int, high: int) -> int:
         reachable = self._reachable
+        low, high = 0, len(hashes)
         while low < high:
             middle = (low + high) // 2
             if hashes[middle] in reachable:
@@ -173,7 +198,7 @@ class ResidencyDirectory:
         watch = self._watches.pop(name, None)
         if watch is not None:
             self._unpost(watch)
-            self._changed.pop(name, None)
+            self._changed.discard(watch)
 
     def count(self, name: str) -> int:
         """The current length in blocks of a watched prompt's reusable prefix.
@@ -184,24 +209,23 @@ class ResidencyDirectory:
         return self._watches[name].count
 
     def take_changed(self) -> list[str]:
-        """The watched prompts whose count has changed since this was last asked."""
-        changed = list(self._changed)
+        """The watched prompts whose count is not what it was when this was last asked, by name."""
+        changed = sorted(watch.name for watch in self._changed if watch.count != watch.told)
+        for watch in self._changed:
+            watch.told = watch.count
         self._changed.clear()
         return changed
 
-    def _moved(self, block: int) -> None:
-        for watch in sorted(self._watchers[block], key=lambda w: w.name):
-            low, high = 0, len(watch.hashes)
-            if block in self._reachable:
-                low = watch.count + 1
-                # Blocks are reported in chains: most often the end of the prompt is not there.
-            else:
-                high = watch.count - 1
-            count = self._match(watch.hashes, low, high)
-            self._unpost(watch)
-            watch.count = count
-            self._post(watch)
-            self._changed[watch.name] = None
+    def _settle(self) -> None:
+        # Once a change, not once a block: a chain of 500 blocks may move 100 waiting requests.
+        for watch in self._touched:
+            count = self.match(watch.hashes)
+            if count != watch.count:
+                self._unpost(watch)
+                watch.count = count
+                self._post(watch)
+                self._changed.add(watch)
+        self._touched.clear()
 
     def _posts(self, watch: _Watch) -> Sequence[int]:
         first = max(watch.count - 1, 0)

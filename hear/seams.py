@@ -23,6 +23,7 @@ from hear.messages import (
     QueueChanged,
     QueueSnapshot,
     RequestOutcome,
+    ReuseExpected,
 )
 from hear.operation import Operation
 
@@ -172,7 +173,7 @@ class EngineBackend(Protocol):
         ...
 
     def residency(self) -> Iterable[BlocksStored]:
-        """All resident blocks, as chains, parents before children."""
+        """All resident blocks, as chains, in any order."""
         ...
 
     def apply(self, operation: Operation) -> Verdict:
@@ -225,9 +226,9 @@ class InferenceClient(Protocol):
 
 
 class Ask(NamedTuple):
-    """A control that a policy wants published, and what it is about."""
+    """What a policy wants published, and what it is about: a control, or a marked prediction."""
 
-    control: Control
+    message: Control | ReuseExpected
     key: Key
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from hear.codec import KINDS
+from hear.codec import KINDS, topic_of
 from hear.errors import LocalProtocolError
 from hear.messages import Envelope, Key
 
@@ -21,6 +21,7 @@ NOBODY = "-"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_\-:/@+=]")
 _TOKEN = re.compile(r"[A-Za-z0-9_\-:/@+=%]+")
 _MAX_TOKENS = 5
+_MAX_STEMS = 65536
 
 Channel = tuple[str, int, str]
 """Source, epoch and subject without its key: the scope in which ``seq`` counts."""
@@ -28,9 +29,14 @@ Channel = tuple[str, int, str]
 
 @lru_cache(maxsize=65536)
 def token(text: str | None) -> str:
-    """Make one subject token of any text: unsafe characters become ``%xx``, nothing becomes -."""
+    """Make one subject token of any text: unsafe characters become ``%xx``, nothing becomes -.
+
+    Different texts give different tokens (so a text that is itself ``-`` becomes ``%2d``).
+    """
     if not text:
         return NOBODY
+    if text == NOBODY:
+        return "%2d"
     return _UNSAFE.sub(lambda m: "".join(f"%{b:02x}" for b in m[0].encode()), text)
 
 
@@ -41,7 +47,7 @@ def _instance(category: str, key: Key) -> str | None:
 def stem(category: str, tenant: str, key: Key, kind: str) -> str:
     """The subject without its last token: the part that scopes sequence numbers."""
     known = KINDS.get(kind)
-    topic = known.topic if known else token(kind)
+    topic = known.topic if known else token(topic_of(category, kind))
     return f"{category}.{token(tenant)}.{token(_instance(category, key))}.{topic}"
 
 
@@ -100,7 +106,7 @@ class Pattern:
 
 
 class Matcher:
-    """Several patterns as one question. Answers for a stem are remembered."""
+    """Several patterns as one question. Answers for up to 65,536 stems are remembered."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.patterns = tuple(Pattern(text) for text in patterns)
@@ -115,5 +121,7 @@ class Matcher:
         head = subject.rpartition(".")[0]
         known = self._stems.get(head)
         if known is None:
+            if len(self._stems) >= _MAX_STEMS:  # each workflow brings its own
+                self._stems.clear()
             known = self._stems[head] = any(p.matches(subject) for p in self.patterns)
         return known

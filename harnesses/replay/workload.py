@@ -1,7 +1,8 @@
 """A workload to replay: sessions of turns, with all that a recording fixed and nothing else.
 
 Every configuration replays the same workload, so lengths, prefixes, arrivals and think times are
-the same under each of them (paper, appendix A.2, fair replay).
+the same under each of them (paper, appendix A.2, fair replay). A workload that could never end,
+or that names what is not there, cannot be made.
 """
 
 import random
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from hear.errors import ConfigError
 from hear.messages.intent import PauseCause
 
 
@@ -16,10 +18,10 @@ class Turn(Struct, frozen=True, kw_only=True):
     """One request of a session.
 
     ``prompt_hashes`` are the chained hashes of the prompt's full blocks, ``output_hashes`` those
-    of the blocks that prompt and output fill together, if known. ``at_s`` is the recorded arrival
-    in seconds from the start of the workload, None where the turn follows the one before it by
-    ``think_s``. ``waits_for`` names sessions (sub-agents) that have to end first. ``pause`` says
-    what the context waited for before this turn.
+    of the further blocks that prompt and output fill together, if known. ``at_s`` is the recorded
+    arrival in seconds from the start of the workload, None where the turn follows the one before
+    it by ``think_s``. ``waits_for`` names sub-agents of this session that have to end first, from
+    whose end ``think_s`` then counts. ``pause`` says what the context waited for before this turn.
     """
 
     prompt_tokens: int
@@ -48,11 +50,55 @@ class Session(Struct, frozen=True, kw_only=True):
 
 
 class Workload(Struct, frozen=True, kw_only=True):
-    """Sessions over one block size; ``name`` is the workload's name in the results."""
+    """Sessions over one block size; ``name`` is the workload's name in the results.
+
+    Parents stand before their sub-agents.
+
+    Raises:
+        ConfigError: an id is there twice, a session has no turn, a sub-agent's parent does not
+            stand before it, or a turn waits for what is not a sub-agent of its session or could
+            only start after it.
+    """
 
     name: str
     block_size: int
     sessions: tuple[Session, ...]
+
+    def __post_init__(self) -> None:
+        seen: dict[str, Session] = {}
+        for session in self.sessions:
+            if session.id in seen:
+                raise ConfigError(f"{self.name}: session {session.id!r} is there twice")
+            if not session.turns:
+                raise ConfigError(f"{self.name}: session {session.id!r} has no turn")
+            seen[session.id] = session
+            if session.parent is None:
+                continue
+            parent = seen.get(session.parent)
+            if parent is None or parent is session:
+                raise ConfigError(
+                    f"{self.name}: sub-agent {session.id!r} has the parent {session.parent!r}, "
+                    "expected a session that stands before it"
+                )
+            if not 0 <= session.after_turns <= len(parent.turns):
+                raise ConfigError(
+                    f"{self.name}: sub-agent {session.id!r} starts after {session.after_turns} "
+                    f"turns, expected 0 to {len(parent.turns)}, the turns of {parent.id!r}"
+                )
+        for session in self.sessions:
+            for number, turn in enumerate(session.turns, 1):
+                for name in turn.waits_for:
+                    awaited = seen.get(name)
+                    if awaited is None or awaited.parent != session.id:
+                        raise ConfigError(
+                            f"{self.name}: turn {number} of {session.id!r} waits for {name!r}, "
+                            "expected one of its sub-agents"
+                        )
+                    if awaited.after_turns >= number:
+                        raise ConfigError(
+                            f"{self.name}: turn {number} of {session.id!r} waits for {name!r}, "
+                            f"which starts only after turn {awaited.after_turns}"
+                        )
 
     @property
     def num_turns(self) -> int:
@@ -63,14 +109,42 @@ class Workload(Struct, frozen=True, kw_only=True):
         """Keep ``percent`` of the top-level sessions, each whole and with its sub-agents.
 
         Samples of the same seed are nested: what 50% keeps, 75% keeps too.
+
+        Raises:
+            ConfigError: ``percent`` is not above 0 and at most 100, or keeps no session.
         """
+        if not 0 < percent <= 100:
+            raise ConfigError(f"load: got {percent:g}%, expected above 0 and at most 100")
         tops = [session.id for session in self.sessions if session.parent is None]
         order = tops[:]
         random.Random(seed).shuffle(order)
         kept = set(order[: round(len(order) * percent / 100)])
+        if not kept:
+            raise ConfigError(
+                f"load: {percent:g}% of the {len(tops)} sessions of {self.name} is none of them"
+            )
         sessions: list[Session] = []
         for session in self.sessions:  # parents stand before their sub-agents
             if session.id in kept or session.parent in kept:
                 kept.add(session.id)
                 sessions.append(session)
         return Workload(name=self.name, block_size=self.block_size, sessions=tuple(sessions))
+
+
+def poisson_arrivals(count: int, rate: float, seed: int) -> list[float]:
+    """Draw the first ``count`` arrivals, in seconds, of a Poisson process of ``rate`` a second.
+
+    Of one seed, more arrivals begin with the same ones, and another rate stretches all gaps alike.
+
+    Raises:
+        ConfigError: ``rate`` is not above 0.
+    """
+    if not 0 < rate < float("inf"):
+        raise ConfigError(f"rate: got {rate:g} sessions a second, expected above 0")
+    draw = random.Random(f"arrivals {seed}")  # a text seed: apart from all else drawn of this seed
+    arrivals: list[float] = []
+    unit = 0.0
+    for _ in range(count):
+        unit += draw.expovariate(1.0)
+        arrivals.append(unit / rate)
+    return arrivals

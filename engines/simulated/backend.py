@@ -1,0 +1,396 @@
+"""The simulated engine: an ``EngineBackend`` and an ``InferenceClient`` in one process.
+
+It serves in the time that trio's clock tells, real or virtual: each step sleeps as long as the
+roofline says that the step takes. Controls act between steps, as in a real engine.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from math import inf
+
+import trio
+
+from hear.engines.simulated.controls import MODES, Controls, ServedContext
+from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
+from hear.engines.simulated.leases import LeaseBook
+from hear.engines.simulated.profile import EngineProfile, load_profile
+from hear.engines.simulated.request import SimRequest
+from hear.engines.simulated.roofline import Roofline
+from hear.engines.simulated.scheduler import Scheduler
+from hear.errors import EngineError
+from hear.messages import (
+    BlocksStored,
+    CapabilitiesReported,
+    CostsReported,
+    Key,
+    PressureReported,
+    QueueChanged,
+    QueueSnapshot,
+    RequestOutcome,
+    Tier,
+)
+from hear.operation import Operation
+from hear.seams import InferenceRequest, InferenceResult, Report, Verdict
+
+HASH_SCHEME = "hear-blake2b-64"
+MAX_CONTEXTS = 100_000
+
+
+class SimulatedEngine:
+    """One engine. ``generate`` is its data path, the rest is for the worker."""
+
+    def __init__(self, profile: EngineProfile, *, block_size: int, name: str = "engine0") -> None:
+        self.name = name
+        self.profile = profile
+        self.block_size = block_size
+        self.roofline = Roofline(profile, block_size)
+        self._arrivals = 0
+        self._report: Callable[[Report], None] | None = None
+        self._wake = trio.Event()
+        self._crashed: str | None = None
+        self._waiters: dict[str, trio.Event] = {}
+        self._ended: dict[str, tuple[SimRequest, RequestOutcome]] = {}
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        limits = self.profile.scheduler
+        self._leases = LeaseBook(limits.retention_decay_s)
+        self.cache = KvCache(
+            num_gpu_blocks=self.profile.num_blocks(GPU, self.block_size),
+            num_cpu_blocks=self.profile.num_blocks(CPU, self.block_size),
+            inclusive=self.profile.tiers.cpu == "inclusive",
+            block_transfer_s=self.roofline.block_transfer_s,
+            leases=self._leases,
+            on_lost=lambda block: self._controls.lost(block),
+        )
+        self.scheduler = Scheduler(limits, self.cache, self.block_size)
+        self._requests: dict[str, SimRequest] = {}
+        self._contexts: OrderedDict[str, ServedContext] = OrderedDict()
+        self._controls = Controls(
+            name=self.name,
+            limits=limits,
+            scheduler=self.scheduler,
+            cache=self.cache,
+            leases=self._leases,
+            requests=self._requests,
+            contexts=self._contexts,
+            submit=self._enqueue,
+            block_size=self.block_size,
+        )
+        self._outcomes: list[tuple[Key, RequestOutcome]] = []
+
+    # -- the data path ------------------------------------------------------------------------
+
+    async def generate(self, request: InferenceRequest) -> InferenceResult:
+        """Serve one request. One that can never fit is rejected at once.
+
+        Raises:
+            EngineError: a request of that id is being served.
+        """
+        sent_s = trio.current_time()
+        if request.id in self._waiters:
+            raise EngineError(f"request {request.id!r} is being served already")
+        event = self._waiters[request.id] = trio.Event()
+        try:
+            reason = self._refusal(request)
+            if reason:
+                outcome = RequestOutcome(
+                    status="rejected", reason=reason, prompt_tokens=request.prompt_tokens
+                )
+                if self._report is not None:
+                    self._report(Report(requests=[(_key(request), outcome)]))
+                await trio.lowlevel.checkpoint()
+                return InferenceResult(outcome, sent_s, sent_s, sent_s, sent_s)
+            sim = self._enqueue(request)
+            if request.context is not None:
+                self._serving(sim)
+            if self._report is not None:
+                accepted = RequestOutcome(status="accepted", prompt_tokens=request.prompt_tokens)
+                key = _key(request)
+                self._report(Report(arrived=[key], requests=[(key, accepted)]))
+            await event.wait()
+            sim, outcome = self._ended.pop(request.id)
+        except trio.Cancelled:
+            self._drop(request.id)
+            raise
+        finally:
+            del self._waiters[request.id]
+        now = trio.current_time()
+        started_s = now if sim.started_s is None else sim.started_s
+        first_s = now if sim.first_token_s is None else sim.first_token_s
+        return InferenceResult(outcome, sent_s, started_s, first_s, now)
+
+    def _refusal(self, request: InferenceRequest) -> str:
+        tokens = request.prompt_tokens + request.output_tokens
+        most = min(
+            self.profile.scheduler.max_model_len, self.cache.num_gpu_blocks * self.block_size
+        )
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            return "malformed: a request needs a prompt and an output of at least one token"
+        if tokens > most:
+            return f"too_long: {tokens} tokens, this engine holds {most}"
+        if len(request.prompt_hashes) > request.prompt_tokens // self.block_size:
+            return "malformed: more block hashes than full blocks in the prompt"
+        return ""
+
+    def _enqueue(self, request: InferenceRequest) -> SimRequest:
+        self._arrivals += 1
+        sim = SimRequest(request, trio.current_time(), self._arrivals, MODES[0])
+        self._requests[sim.id] = sim
+        self.scheduler.add(sim)
+        self._wake.set()
+        return sim
+
+    def _serving(self, sim: SimRequest) -> None:
+        """Controls may speak of its context from now on."""
+        assert sim.context is not None
+        served = self._contexts.pop(sim.context, None)
+        self._contexts[sim.context] = served or ServedContext(sim.hashes, sim.arrival_s)
+        if len(self._contexts) > MAX_CONTEXTS:
+            self._contexts.popitem(last=False)
+
+    def _drop(self, request_id: str) -> None:
+        """The client has gone; so does its request."""
+        self._ended.pop(request_id, None)
+        sim = self._requests.get(request_id)
+        if sim is not None:
+            self._end_request(sim, "failed", "client_gone", trio.current_time())
+            self._ended.pop(request_id, None)
+            self._wake.set()
+
+    # -- the backend --------------------------------------------------------------------------
+
+    def capabilities(self) -> CapabilitiesReported:
+        """What this engine can do."""
+        limits = self.profile.scheduler
+        tiers = [Tier(name=GPU, num_blocks=self.cache.num_gpu_blocks)]
+        if self.cache.num_cpu_blocks:
+            tiers.append(Tier(name=CPU, num_blocks=self.cache.num_cpu_blocks))
+        return CapabilitiesReported(
+            controls=self._controls.supported(),
+            modes=MODES,
+            tiers=tuple(tiers),
+            block_size=self.block_size,
+            hash_scheme=HASH_SCHEME,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+            max_lease_s=limits.max_lease_s,
+            retention_decay_s=limits.retention_decay_s,
+            model=self.profile.model.name,
+        )
+
+    def costs(self) -> CostsReported:
+        """What work costs on it, by the roofline."""
+        return CostsReported(
+            basis="estimated",
+            prefill_tokens_per_s=self.roofline.prefill_tokens_per_s(
+                self.profile.scheduler.max_num_batched_tokens
+            ),
+            decode_step_s=self.roofline.decode_step_s(
+                self.profile.scheduler.max_num_batched_tokens
+            ),
+            kv_bytes_per_token=self.profile.model.kv_bytes_per_token,
+            load_bytes_per_s=self.profile.tiers.transfer_bytes_per_s,
+        )
+
+    def pressure(self) -> PressureReported:
+        """How full it is now."""
+        scheduler = self.scheduler
+        return PressureReported(
+            tiers=self.cache.pressure(),
+            num_waiting=len(scheduler.waiting),
+            num_running=self._num_running(),
+            restored_tokens=scheduler.restored_tokens,
+            preemptions=scheduler.preemptions,
+            load_backlog_s=self.cache.load_backlog_s(trio.current_time()),
+        )
+
+    def queue(self) -> QueueSnapshot:
+        """Who waits and who runs now."""
+        scheduler = self.scheduler
+        batch = [*scheduler.running, *scheduler.ready, *(r for _, r in scheduler.loading)]
+        return QueueSnapshot(
+            waiting=tuple(r.as_waiting() for r in scheduler.waiting.in_order() if not r.prepare),
+            running=tuple(r.as_running() for r in batch if not r.prepare),
+        )
+
+    def residency(self) -> Iterable[BlocksStored]:
+        """All resident blocks, as chains."""
+        return self.cache.chains()
+
+    def apply(self, operation: Operation) -> Verdict:
+        """Carry out a control, or begin to."""
+        verdict = self._controls.apply(operation, trio.current_time())
+        self._wake.set()
+        return verdict
+
+    def revert(self, operation: Operation) -> None:
+        """End what an operation still effects."""
+        self._controls.revert(operation, trio.current_time())
+        self._wake.set()
+
+    def crash(self, why: str = "crashed") -> None:
+        """Lose everything, as a process that is killed; ``run`` raises, and may be called again."""
+        self._crashed = why
+        self._wake.set()
+
+    async def run(self, report: Callable[[Report], None]) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            EngineError: the engine crashed. It is empty now; running it again restarts it.
+        """
+        self._report = report
+        try:
+            while True:
+                await self._step(report)
+                if self._crashed is not None:
+                    raise EngineError(f"{self.name}: {self._crashed}")
+        finally:
+            self._report = None
+            if self._crashed is not None:
+                self._fail_all("engine_restarted")
+                self._crashed = None
+                self._start_empty()
+
+    async def _step(self, report: Callable[[Report], None]) -> None:
+        now = trio.current_time()
+        self._wake = trio.Event()
+        self._settle(now)
+        plan = self.scheduler.schedule(now)
+        for request in self.scheduler.done:
+            self._finish(request, now)
+        self.scheduler.done.clear()
+        self._flush(report)
+        if plan is None:
+            with trio.move_on_at(self._next_timer()):
+                await self._wake.wait()
+            return
+        await trio.sleep_until(
+            now + self.roofline.step_s(plan.new_tokens, plan.pairs, plan.kv_tokens)
+        )
+        if self._crashed is None:
+            now = trio.current_time()
+            for request in self.scheduler.finish_step(plan, now):
+                self._finish(request, now)
+
+    def _settle(self, now: float) -> None:
+        arrived = self.cache.settle(now)
+        if arrived:
+            self._controls.arrived_on_cpu(arrived, now)
+        self.scheduler.settle(now)
+        for lease in list(self._leases.expired(now)):
+            self._controls.end_lease(lease, "completed", "expired")
+
+    def _next_timer(self) -> float:
+        timers = (
+            self.cache.next_settle(),
+            self.scheduler.next_load(),
+            self._leases.next_expiry(),
+            self.scheduler.waiting.next_hold(),
+        )
+        return min((t for t in timers if t is not None), default=inf)
+
+    def _finish(self, sim: SimRequest, now: float) -> None:
+        if sim.prepare is not None:
+            self._requests.pop(sim.id, None)
+            self._controls.prepared(sim)
+            return
+        self._end_request(sim, "completed", "", now)
+
+    def _end_request(self, sim: SimRequest, status: str, reason: str, now: float) -> None:
+        if sim.state != "ended":
+            self.scheduler.leave(sim, now)
+        self._requests.pop(sim.id, None)
+        if sim.started_s is not None:
+            self._controls.started(sim)
+            if sim.context is not None:
+                self._now_idle(sim, now)
+        outcome = _outcome(sim, status, reason, now)
+        self._outcomes.append((_key(sim), outcome))
+        self._ended[sim.id] = sim, outcome
+        if (event := self._waiters.get(sim.id)) is not None:
+            event.set()
+
+    def _now_idle(self, sim: SimRequest, now: float) -> None:
+        assert sim.context is not None
+        blocks = [sim.hash_at(index) for index in range(sim.num_named)]
+        self._contexts.pop(sim.context, None)
+        self._contexts[sim.context] = ServedContext(blocks, now)
+        lease = self._leases.get(sim.context)
+        if lease is not None:
+            self.cache.rerank(self._leases.move(lease, blocks, now))
+
+    def _fail_all(self, reason: str) -> None:
+        now = trio.current_time()
+        for sim in list(self._requests.values()):
+            if sim.prepare is None:
+                outcome = _outcome(sim, "failed", reason, now)
+                self._ended[sim.id] = sim, outcome
+                if (event := self._waiters.get(sim.id)) is not None:
+                    event.set()
+
+    def _num_running(self) -> int:
+        scheduler = self.scheduler
+        return len(scheduler.running) + len(scheduler.ready) + len(scheduler.loading)
+
+    def _flush(self, report: Callable[[Report], None]) -> None:
+        moved, self.scheduler.moved = self.scheduler.moved, {}
+        waiting, started, ended = [], [], []
+        for sim in moved.values():
+            if sim.prepare is not None:
+                continue
+            if sim.state == "waiting":
+                waiting.append(sim.as_waiting())
+            elif sim.state == "ended":
+                ended.append(sim.id)
+            else:
+                started.append(sim.id)
+                self._controls.started(sim)
+        queue = None
+        if waiting or started or ended:
+            queue = QueueChanged(
+                waiting=tuple(waiting),
+                started=tuple(started),
+                ended=tuple(ended),
+                num_waiting=len(self.scheduler.waiting),
+                num_running=self._num_running(),
+                waiting_tokens=self.scheduler.waiting.num_tokens,
+                running_tokens=sum(r.num_tokens for r in self.scheduler.running),
+            )
+        blocks = self.cache.drain_changes()
+        operations, self._controls.ended = self._controls.ended, []
+        outcomes, self._outcomes = self._outcomes, []
+        if queue or blocks or operations or outcomes:
+            report(Report(blocks=blocks, queue=queue, operations=operations, requests=outcomes))
+
+
+def create(profile: str, *, block_size: int, name: str) -> SimulatedEngine:
+    """A simulated engine by the name of its profile or the path of its TOML file.
+
+    Raises:
+        ConfigError: there is no such profile, or it cannot be used.
+    """
+    return SimulatedEngine(load_profile(profile), block_size=block_size, name=name)
+
+
+def _key(request: InferenceRequest | SimRequest) -> Key:
+    return Key(request=request.id, context=request.context, context_version=request.context_version)
+
+
+def _outcome(sim: SimRequest, status: str, reason: str, now: float) -> RequestOutcome:
+    started = now if sim.started_s is None else sim.started_s
+    first = now if sim.first_token_s is None else sim.first_token_s
+    return RequestOutcome(
+        status="completed" if status == "completed" else "failed",
+        reason=reason,
+        mode=sim.mode,
+        prompt_tokens=sim.prompt_tokens,
+        output_tokens=sim.produced,
+        reused_tokens={tier: n for tier, n in sim.reused.items() if n},
+        queue_s=started - sim.arrival_s,
+        prefill_s=max(first - started, 0.0),
+        decode_s=now - first,
+        preemptions=sim.preemptions,
+    )

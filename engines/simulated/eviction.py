@@ -1,0 +1,64 @@
+"""The order in which blocks that nobody uses are given up.
+
+First those without a rank, least recently used first, as in vLLM; then the ranked (leased) ones,
+lowest rank first. A rank is ``(key, -position)``, so of one context the end goes before the start.
+"""
+
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush
+
+Rank = tuple[float, int]
+
+
+class EvictionOrder:
+    """A set of blocks that can give up its least worthy member. All operations are O(log n)."""
+
+    def __init__(self) -> None:
+        self._plain: OrderedDict[int, None] = OrderedDict()
+        self._ranked: dict[int, Rank] = {}
+        self._heap: list[tuple[Rank, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._plain) + len(self._ranked)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._plain or block in self._ranked
+
+    def add(self, block: int, rank: Rank | None = None) -> None:
+        """Add a block, or move it: without a rank to the most recently used end."""
+        if rank is None:
+            self._ranked.pop(block, None)
+            self._plain[block] = None
+            self._plain.move_to_end(block)
+        else:
+            self._plain.pop(block, None)
+            self._ranked[block] = rank
+            heappush(self._heap, (rank, block))
+            if len(self._heap) > 2 * len(self._ranked) + 1024:
+                self._heap = [(rank, block) for block, rank in self._ranked.items()]
+                heapify(self._heap)
+
+    def add_first(self, block: int) -> None:
+        """Add a block, or move it, to where it is given up next."""
+        self.add(block)
+        self._plain.move_to_end(block, last=False)
+
+    def discard(self, block: int) -> None:
+        """Take a block out, if it is there."""
+        if self._plain.pop(block, 0) == 0:
+            self._ranked.pop(block, None)
+
+    def pop(self) -> int:
+        """Give up a block.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if self._plain:
+            return self._plain.popitem(last=False)[0]
+        while self._heap:
+            rank, block = heappop(self._heap)
+            if self._ranked.get(block) == rank:
+                del self._ranked[block]
+                return block
+        raise KeyError("no block to give up")

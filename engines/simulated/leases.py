@@ -1,0 +1,115 @@
+"""Leases on the blocks of contexts: what Retain puts in place, and how it ranks blocks.
+
+A lease's rank at time t is ``score * exp(-(t - idle_since) / decay)`` (paper, appendix A.2). All
+fade alike, so their order is that of ``idle_since + decay * ln(score)`` and never has to be
+computed again as time passes.
+"""
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from math import log
+
+from hear.engines.simulated.eviction import Rank
+
+
+class Lease:
+    """What one Retain operation holds. ``idle_since`` is when its context was last served."""
+
+    __slots__ = ("blocks", "context", "expires_s", "idle_since", "operation", "score")
+
+    def __init__(
+        self,
+        operation: str,
+        context: str,
+        score: float,
+        expires_s: float,
+        blocks: Sequence[int],
+        idle_since: float,
+    ) -> None:
+        self.operation = operation
+        self.context = context
+        self.score = score
+        self.expires_s = expires_s
+        self.blocks = blocks
+        self.idle_since = idle_since
+
+
+class LeaseBook:
+    """All leases of one engine, by context, and which blocks they cover."""
+
+    def __init__(self, decay_s: float) -> None:
+        self._decay_s = decay_s
+        self._leases: dict[str, Lease] = {}
+        self._covers: dict[int, dict[str, int]] = {}
+        self._expiries: list[tuple[float, str, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def get(self, context: str | None) -> Lease | None:
+        """The lease on a context."""
+        return self._leases.get(context) if context is not None else None
+
+    def put(self, lease: Lease) -> None:
+        """Add a lease; its context must have none."""
+        self._leases[lease.context] = lease
+        self._cover(lease)
+        heappush(self._expiries, (lease.expires_s, lease.context, lease.operation))
+
+    def drop(self, lease: Lease) -> Sequence[int]:
+        """End a lease; returns the blocks that it covered, whose rank may have changed."""
+        del self._leases[lease.context]
+        self._uncover(lease)
+        return lease.blocks
+
+    def move(self, lease: Lease, blocks: Sequence[int], idle_since: float) -> set[int]:
+        """Let a lease follow its context; returns the blocks whose rank may have changed."""
+        touched = set(lease.blocks)
+        self._uncover(lease)
+        lease.blocks, lease.idle_since = blocks, idle_since
+        self._cover(lease)
+        touched.update(blocks)
+        return touched
+
+    def rank(self, block: int) -> Rank | None:
+        """The highest rank that a lease gives a block; None without a lease."""
+        covers = self._covers.get(block)
+        if covers is None:
+            return None
+        return max((self._key(self._leases[c]), -position) for c, position in covers.items())
+
+    def of_block(self, block: int) -> list[Lease]:
+        """The leases that cover a block."""
+        return [self._leases[context] for context in self._covers.get(block, ())]
+
+    def expired(self, now: float) -> Iterable[Lease]:
+        """The leases whose time is over; each has to be dropped by the caller."""
+        while self._expiries and self._expiries[0][0] <= now:
+            _, context, operation = heappop(self._expiries)
+            lease = self._leases.get(context)
+            if lease is not None and lease.operation == operation:
+                yield lease
+
+    def next_expiry(self) -> float | None:
+        """When the next lease ends."""
+        while self._expiries:
+            when, context, operation = self._expiries[0]
+            lease = self._leases.get(context)
+            if lease is not None and lease.operation == operation:
+                return when
+            heappop(self._expiries)
+        return None
+
+    def _key(self, lease: Lease) -> float:
+        return lease.idle_since + self._decay_s * log(lease.score)
+
+    def _cover(self, lease: Lease) -> None:
+        for position, block in enumerate(lease.blocks):
+            self._covers.setdefault(block, {})[lease.context] = position
+
+    def _uncover(self, lease: Lease) -> None:
+        for block in lease.blocks:
+            covers = self._covers[block]
+            del covers[lease.context]
+            if not covers:
+                del self._covers[block]

@@ -1,0 +1,253 @@
+"""Continuous batching by vLLM V1's rules: who gets how many tokens in the next step.
+
+First the running requests, decode and chunked prefill alike, under one token budget; when blocks
+run out, the last in order is preempted and later computed again. Then, unless someone was
+preempted, waiting requests in queue order, after a fresh look at what of their prompt is resident;
+the first that does not fit ends the round, so nobody passes it. A prefix that the CPU tier holds
+is loaded first, while others go ahead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
+from hear.engines.simulated.profile import Scheduler as Limits
+from hear.engines.simulated.request import SimRequest
+from hear.engines.simulated.waiting import WaitingQueue
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: the share of each request, and what the roofline needs to know."""
+
+    shares: list[tuple[SimRequest, int]] = field(default_factory=list)
+    new_tokens: int = 0
+    pairs: int = 0
+    kv_tokens: int = 0
+
+
+class Scheduler:
+    """Decides each step. ``moved`` collects the requests whose place has changed."""
+
+    def __init__(self, limits: Limits, cache: KvCache, block_size: int) -> None:
+        self._limits = limits
+        self._cache = cache
+        self._block_size = block_size
+        self.waiting = WaitingQueue()
+        self.running: list[SimRequest] = []
+        self.loading: list[tuple[float, SimRequest]] = []
+        self.ready: list[SimRequest] = []  # loaded, and first in line for the batch
+        self.moved: dict[str, SimRequest] = {}
+        self.done: list[SimRequest] = []  # prefills of Prepare that needed no step
+        self.preemptions = 0
+        self.restored_tokens = 0
+        self.running_tokens = 0
+
+    def num_blocks(self, tokens: int) -> int:
+        """Blocks that ``tokens`` tokens take."""
+        return -(-tokens // self._block_size)
+
+    def add(self, request: SimRequest) -> None:
+        """A new request."""
+        self.waiting.add(request)
+        self.moved[request.id] = request
+
+    def settle(self, now: float) -> None:
+        """Take note of loads that have arrived."""
+        arrived = [entry for entry in self.loading if entry[0] <= now]
+        if not arrived:
+            return
+        self.loading = [entry for entry in self.loading if entry[0] > now]
+        for _, request in arrived:
+            first = request.reused.get(GPU, 0) // self._block_size
+            for index in range(first, len(request.blocks)):
+                block = request.hash_at(index)
+                parent = request.hash_at(index - 1) if index else None
+                if self._cache.loaded(block, parent, now):
+                    request.blocks[index] = block
+            request.computed = len(request.blocks) * self._block_size
+            request.num_named = len(request.blocks)
+            if request.prepare is not None and request.computed >= request.num_tokens:
+                self.leave(request, now)
+                self.done.append(request)
+            else:
+                self.ready.append(request)
+
+    def next_load(self) -> float | None:
+        """When the next load arrives."""
+        return min((when for when, _ in self.loading), default=None)
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """Plan the next step; None if there is nothing to compute now."""
+        for request in self.waiting.promote(now):
+            self.moved[request.id] = request
+        plan = StepPlan()
+        budget = self._limits.max_num_batched_tokens
+        budget, preempted = self._schedule_running(plan, budget, now)
+        if not preempted:
+            self._schedule_waiting(plan, budget, now)
+        return plan if plan.shares else None
+
+    def _schedule_running(self, plan: StepPlan, budget: int, now: float) -> tuple[int, bool]:
+        preempted = False
+        index = 0
+        size = self._block_size
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            share = min(request.num_tokens - request.computed, budget)
+            short = -(-(request.computed + share) // size) - len(request.blocks)
+            while short > 0 and short > self._cache.num_allocatable:
+                victim = self._victim()
+                at = self.running.index(victim)
+                self.running.pop(at)
+                if at < index:
+                    # It had its share of this step already, and gives it back.
+                    given = next(i for i, s in enumerate(plan.shares) if s[0] is victim)
+                    budget += plan.shares.pop(given)[1]
+                    index -= 1
+                self._preempt(victim, now)
+                preempted = True
+                if victim is request:
+                    return budget, True
+            self._give(plan, request, share, now)
+            budget -= share
+            index += 1
+        return budget, preempted
+
+    def _victim(self) -> SimRequest:
+        if self._limits.order == "fcfs":
+            unprotected = [r for r in self.running if not r.protected]
+            return unprotected[-1] if unprotected else self.running[-1]
+        return max(self.running, key=lambda request: request.order)
+
+    def _schedule_waiting(self, plan: StepPlan, budget: int, now: float) -> None:
+        while budget > 0 and len(self.running) < self._limits.max_num_seqs:
+            from_ready = bool(self.ready)
+            request = self.ready[0] if from_ready else self.waiting.peek()
+            if request is None:
+                return
+            on_gpu = on_cpu = 0
+            hits: Sequence[int] = ()
+            if not from_ready:
+                limit = request.num_tokens - (request.prepare is None)
+                hashes = request.full_blocks(limit // self._block_size)
+                on_gpu, on_cpu = self._cache.match(hashes, len(hashes))
+                hits = hashes[:on_gpu]
+            known = request.computed + (on_gpu + on_cpu) * self._block_size
+            share = 0 if on_cpu else min(request.num_tokens - known, budget)
+            held = len(request.blocks) + on_gpu
+            ask = self.num_blocks(known + share) - held
+            whole = self.num_blocks(request.num_tokens) - held
+            reserve = whole if self._limits.reserve_full_prompt else ask
+            if not self._cache.fits(hits, max(ask, reserve)):
+                if from_ready and not self.running and not plan.shares:
+                    self._break_deadlock(now)
+                    continue
+                return
+            if from_ready:
+                self.ready.pop(0)
+            else:
+                self.waiting.remove(request)
+                self._cache.acquire(hits)
+                request.blocks = list(hits)
+                request.num_named = on_gpu
+                request.computed = on_gpu * self._block_size
+                request.reused = {
+                    GPU: on_gpu * self._block_size,
+                    CPU: on_cpu * self._block_size,
+                }
+                self.moved[request.id] = request
+                if request.started_s is None:
+                    request.started_s = now
+            if on_cpu:
+                request.state = "loading"
+                self._cache.allocate(on_cpu, now)
+                request.blocks.extend([None] * on_cpu)
+                self.restored_tokens += on_cpu * self._block_size
+                self.loading.append((self._cache.load_time(on_cpu, now), request))
+                continue
+            request.state = "running"
+            if share == 0:  # a Prepare whose blocks are all on the GPU
+                self.leave(request, now)
+                self.done.append(request)
+                continue
+            self.running.append(request)
+            self._give(plan, request, share, now)
+            budget -= share
+
+    def _break_deadlock(self, now: float) -> None:
+        # Loaded requests hold all there is and none can go on: the last gives way. One alone
+        # always fits, since what never could was rejected on arrival.
+        victim = self.ready.pop() if len(self.ready) > 1 else self.ready.pop(0)
+        self._preempt(victim, now)
+
+    def _give(self, plan: StepPlan, request: SimRequest, share: int, now: float) -> None:
+        """Hand a request its share: blocks for it, and the names of those that become full."""
+        before = request.computed
+        after = before + share
+        size = self._block_size
+        short = -(-after // size) - len(request.blocks)
+        if short > 0:
+            self._cache.allocate(short, now)
+            request.blocks.extend([None] * short)
+        full = after // size
+        for index in range(request.num_named, full):
+            block = request.hash_at(index)
+            parent = request.hash_at(index - 1) if index else None
+            if self._cache.name_block(block, parent, now):
+                request.blocks[index] = block
+        if full > request.num_named:
+            request.num_named = full
+        plan.shares.append((request, share))
+        plan.new_tokens += share
+        plan.pairs += share * before + share * (share + 1) // 2
+        plan.kv_tokens += after
+
+    def finish_step(self, plan: StepPlan, now: float) -> list[SimRequest]:
+        """The step is over: count its tokens; returns the requests that have ended with it."""
+        ended = []
+        for request, share in plan.shares:
+            if request.state != "running":
+                continue  # it was dropped while the step ran
+            request.computed += share
+            if request.computed < request.num_tokens:
+                continue
+            if request.output_tokens:
+                if not request.produced:
+                    request.first_token_s = now
+                request.produced += 1
+            if request.produced >= request.output_tokens:
+                ended.append(request)
+        for request in ended:
+            self.leave(request, now)
+        return ended
+
+    def leave(self, request: SimRequest, now: float) -> None:
+        """Take a request out, wherever it is, and free its blocks."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request.state == "running" and request in self.running:
+            self.running.remove(request)
+        elif request in self.ready:
+            self.ready.remove(request)
+        else:
+            self.loading = [entry for entry in self.loading if entry[1] is not request]
+        self._cache.release(request.blocks, now)
+        request.state = "ended"
+        self.moved[request.id] = request
+
+    def _preempt(self, request: SimRequest, now: float) -> None:
+        """Recompute preemption: all blocks go back, and the request to the queue."""
+        self._cache.release(request.blocks, now)
+        request.blocks = []
+        request.num_named = request.computed = 0
+        request.state = "waiting"
+        request.preemptions += 1
+        self.preemptions += 1
+        if request.protected:
+            self.waiting.add(request)
+        else:
+            # Its bound goes on counting from its arrival.
+            self.waiting.bound(request, request.max_wait_s)
+            self.waiting.add(request)
+        self.moved[request.id] = request

@@ -1,0 +1,108 @@
+"""The waiting queue: who is next, who has waited too long, who is held.
+
+A request that has waited out its bound joins the protected, who go before all others in waiting
+order (the paper's Guard). A held request is not in line until its hold ends.
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from hear.engines.simulated.request import SimRequest
+
+
+class WaitingQueue:
+    """A heap with lazy removal: a request's entry counts only with its latest stamp."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, SimRequest] = {}
+        self._heap: list[tuple[tuple[int, int, float, int], int, SimRequest]] = []
+        self._bounds: list[tuple[float, int, SimRequest]] = []
+        self._holds: list[tuple[float, int, SimRequest]] = []
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request: SimRequest) -> bool:
+        return request.id in self._requests
+
+    def __iter__(self) -> Iterator[SimRequest]:
+        """All waiting requests, in no particular order."""
+        return iter(self._requests.values())
+
+    def in_order(self) -> list[SimRequest]:
+        """All waiting requests as they would be taken, the held ones last."""
+        return sorted(self._requests.values(), key=lambda r: (r.held_until is not None, *r.order))
+
+    def add(self, request: SimRequest) -> None:
+        """Add a request, or put it where its order now says."""
+        if request.id not in self._requests:
+            self._requests[request.id] = request
+            self.num_tokens += request.prompt_tokens
+        request.stamp += 1
+        if request.held_until is None:
+            heappush(self._heap, (request.order, request.stamp, request))
+
+    def remove(self, request: SimRequest) -> None:
+        """Take a request out."""
+        del self._requests[request.id]
+        self.num_tokens -= request.prompt_tokens
+        request.stamp += 1
+
+    def peek(self) -> SimRequest | None:
+        """The request that is next; None if there is none in line."""
+        while self._heap:
+            _, stamp, request = self._heap[0]
+            if stamp == request.stamp:
+                return request
+            heappop(self._heap)
+        return None
+
+    def bound(self, request: SimRequest, max_wait_s: float | None) -> None:
+        """Set or lift the bound on a request's wait."""
+        request.max_wait_s = max_wait_s
+        request.protected = False
+        if max_wait_s is not None:
+            heappush(self._bounds, (request.arrival_s + max_wait_s, request.seq, request))
+        if request in self:
+            self.add(request)
+
+    def hold(self, request: SimRequest, until: float) -> None:
+        """Take a request out of line until a time."""
+        request.held_until = until
+        heappush(self._holds, (until, request.seq, request))
+        self.add(request)
+
+    def admit(self, request: SimRequest) -> None:
+        """Put a held request back in line."""
+        request.held_until = None
+        if request in self:
+            self.add(request)
+
+    def promote(self, now: float) -> list[SimRequest]:
+        """Protect those that have waited out their bound, end holds; returns who was moved."""
+        moved = []
+        while self._holds and self._holds[0][0] <= now:
+            until, _, request = heappop(self._holds)
+            if request in self and request.held_until == until:
+                self.admit(request)
+                moved.append(request)
+        while self._bounds and self._bounds[0][0] <= now:
+            due, _, request = heappop(self._bounds)
+            bound = request.max_wait_s
+            if (
+                request in self
+                and bound is not None
+                and request.arrival_s + bound == due
+                and not request.protected
+            ):
+                request.protected = True
+                # A hold is a wish about order too, and no wish outlasts a bound on waiting.
+                request.held_until = None
+                self.add(request)
+                moved.append(request)
+        return moved
+
+    def next_hold(self) -> float | None:
+        """When the next hold ends."""
+        return self._holds[0][0] if self._holds else None

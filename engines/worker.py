@@ -1,0 +1,217 @@
+"""The one loop that serves every engine: controls in, state and outcomes out.
+
+The worker owns the bus side of an engine: its source name, epoch and sequence numbers. What a
+control means is decided by ``hear.intake``; what it does, by the backend.
+"""
+
+from collections.abc import Iterable
+from math import inf
+
+import structlog
+import trio
+
+from hear.delivery import Sequencer
+from hear.errors import EngineError
+from hear.intake import Intake, Step
+from hear.messages import (
+    DEFAULT_TENANT,
+    BlocksStored,
+    Envelope,
+    Key,
+    Message,
+    RequestOutcome,
+    ResidencyChanged,
+    ResidencySnapshot,
+)
+from hear.seams import Bus, EngineBackend, Report
+from hear.subjects import stem, token
+
+_log = structlog.get_logger("hear.worker")
+
+SNAPSHOT_BLOCKS = 65_536
+"""Most blocks in one part of a residency snapshot, so that no message grows without bound."""
+
+
+class EngineWorker:
+    """Joins one backend to a bus."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        backend: EngineBackend,
+        *,
+        name: str,
+        ranks: dict[str, int] | None = None,
+        tenant: str = DEFAULT_TENANT,
+        pressure_interval_s: float = 0.5,
+        restart_delay_s: float = 1.0,
+        max_restarts: int = 8,
+    ) -> None:
+        """``ranks`` gives policies (by source) their rank in arbitration; higher prevails."""
+        self.name = name
+        self._bus = bus
+        self._backend = backend
+        self._key = Key(engine=name)
+        self._sequencer = Sequencer(name, tenant=tenant)
+        self._tenant = tenant
+        self._intake = Intake(engine=name, controls=backend.capabilities().controls, ranks=ranks)
+        self._pressure_interval_s = pressure_interval_s
+        self._pressure_due_s = -inf
+        self._restart_delay_s = restart_delay_s
+        self._max_restarts = max_restarts
+        self._serving: dict[str, Key] = {}
+
+    @property
+    def epoch(self) -> int:
+        """The current incarnation of the engine."""
+        return self._sequencer.epoch
+
+    @property
+    def num_open(self) -> int:
+        """Operations without a terminal outcome."""
+        return len(self._intake.open_operations)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; then whatever is open ends ``failed: engine_stopped``.
+
+        Raises:
+            EngineError: the backend failed more than ``max_restarts`` times.
+        """
+        pattern = f"control.{token(self._tenant)}.{token(self.name)}.>"
+        for kind, provider in (
+            ("residency_snapshot", self._residency_snapshot),
+            ("queue_snapshot", self._queue_snapshot),
+            ("pressure_reported", self._pressure),
+            ("capabilities_reported", self._capabilities),
+            ("costs_reported", self._costs),
+        ):
+            subject = stem("state", self._tenant, self._key, kind)
+            self._bus.provide_snapshots(subject, provider)
+        async with self._bus.subscribe([pattern], name=self.name, capacity=65_536) as controls:
+            self._introduce()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._serve)
+                    task_status.started()
+                    while True:
+                        batch: Iterable[Envelope] = ()
+                        with trio.move_on_at(self._intake.next_expiry() or inf):
+                            batch = await controls.receive()
+                        now = trio.current_time()
+                        for envelope in batch:
+                            self._carry_out(self._intake.receive(envelope, now))
+                        self._carry_out(self._intake.expire(now))
+            finally:
+                self._carry_out(self._intake.shut("engine_stopped"))
+
+    async def _serve(self) -> None:
+        restarts = 0
+        while True:
+            try:
+                await self._backend.run(self._on_report)
+            except EngineError as error:
+                restarts += 1
+                _log.error("engine.failed", engine=self.name, epoch=self.epoch, error=str(error))
+                self._restart()
+                if restarts > self._max_restarts:
+                    raise
+                await trio.sleep(self._restart_delay_s)
+
+    def _restart(self) -> None:
+        """The engine begins a new epoch; what was open under the old one fails."""
+        self._carry_out(self._intake.shut("engine_restarted"))
+        for key in self._serving.values():
+            self._publish(RequestOutcome(status="failed", reason="engine_restarted"), key)
+        self._serving.clear()
+        self._sequencer.restart()
+        self._introduce()
+
+    def _introduce(self) -> None:
+        for provider in (
+            self._capabilities,
+            self._costs,
+            self._residency_snapshot,
+            self._queue_snapshot,
+        ):
+            for envelope in provider():
+                self._bus.publish(envelope)
+
+    # -- what the backend reports -------------------------------------------------------------
+
+    def _on_report(self, report: Report) -> None:
+        for key in report.arrived:
+            assert key.request is not None
+            key = self._serving[key.request] = self._at_home(key)
+            self._carry_out(self._intake.request_arrived(key, trio.current_time()))
+        if report.blocks:
+            self._publish(ResidencyChanged(changes=tuple(report.blocks)), self._key)
+        if report.queue is not None:
+            self._publish(report.queue, self._key)
+        for event in report.operations:
+            self._carry_out(self._intake.ended(event))
+        for key, outcome in report.requests:
+            assert key.request is not None
+            self._publish(outcome, self._at_home(key))
+            if outcome.status != "accepted":
+                self._serving.pop(key.request, None)
+                self._carry_out(self._intake.request_ended(key.request))
+        now = trio.current_time()
+        if now >= self._pressure_due_s:
+            self._pressure_due_s = now + self._pressure_interval_s
+            self._publish(self._backend.pressure(), self._key)
+
+    def _carry_out(self, step: Step) -> None:
+        for operation in step.revert:
+            self._backend.revert(operation)
+        for answer in step.answers:
+            self._publish(answer.outcome, self._at_home(answer.key))
+        for operation in step.apply:
+            verdict = self._backend.apply(operation)
+            self._carry_out(self._intake.applied(operation, verdict))
+
+    def _at_home(self, key: Key) -> Key:
+        if key.engine is not None:
+            return key
+        return Key(
+            request=key.request,
+            context=key.context,
+            context_version=key.context_version,
+            engine=self.name,
+            operation=key.operation,
+            workflow=key.workflow,
+        )
+
+    # -- what is published --------------------------------------------------------------------
+
+    def _publish(self, message: Message, key: Key) -> None:
+        self._bus.publish(self._sequencer.wrap(message, key, trio.current_time()))
+
+    def _snapshot(self, message: Message) -> Envelope:
+        return self._sequencer.wrap_snapshot(message, self._key, trio.current_time())
+
+    def _residency_snapshot(self) -> list[Envelope]:
+        parts: list[list[BlocksStored]] = [[]]
+        room = SNAPSHOT_BLOCKS
+        for chain in self._backend.residency():
+            size = len(chain.prefix_hashes) // 8
+            if size > room and parts[-1]:
+                parts.append([])
+                room = SNAPSHOT_BLOCKS
+            parts[-1].append(chain)
+            room -= size
+        return [
+            self._snapshot(ResidencySnapshot(chains=tuple(chains), part=part, parts=len(parts)))
+            for part, chains in enumerate(parts)
+        ]
+
+    def _queue_snapshot(self) -> list[Envelope]:
+        return [self._snapshot(self._backend.queue())]
+
+    def _pressure(self) -> list[Envelope]:
+        return [self._snapshot(self._backend.pressure())]
+
+    def _capabilities(self) -> list[Envelope]:
+        return [self._snapshot(self._backend.capabilities())]
+
+    def _costs(self) -> list[Envelope]:
+        return [self._snapshot(self._backend.costs())]

@@ -1,0 +1,190 @@
+"""The Mooncake traces: production requests with lengths, arrival times and block ids.
+
+Knows the trace's format and how its sessions are told; what is done with a turn that arrives
+before its predecessor has ended is the runner's to say.
+
+Source: Qin et al., "Mooncake", FAST 2025, repository kvcache-ai/Mooncake. An id of the trace
+stands for one block of 512 tokens and for the whole prefix before it.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from hear.blocks import chain
+from hear.errors import ConfigError
+from hear.harnesses.replay.lines import read_lines, shipped
+from hear.harnesses.replay.workload import Session, Turn, Workload
+
+BLOCK_SIZE = 512
+SHIPPED = "mooncake_conversation_900s.jsonl.gz"
+
+_NotNegative = Annotated[int, Meta(ge=0)]
+_Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One line of the trace. ``session`` and ``turn`` are there only in a derived trace."""
+
+    timestamp: Annotated[float, Meta(ge=0)]
+    input_length: Annotated[int, Meta(ge=1)]
+    output_length: _NotNegative
+    hash_ids: tuple[_Id, ...]
+    session: _NotNegative | None = None
+    turn: Annotated[int, Meta(ge=1)] | None = None
+
+
+def load(
+    path: Path | None = None,
+    *,
+    window: tuple[float, float] | None = None,
+    max_tokens: int = 40_960,
+) -> Workload:
+    """Load a Mooncake trace; without a path, the first 900 s of the conversation trace.
+
+    ``window`` keeps the turns that arrive from its first second up to, not including, its second
+    one; ``Turn.at_s`` counts from its start. Turns of more than ``max_tokens``, prompt and output
+    together, are left out, the other turns of their sessions stay and are counted anew from 1. A
+    session keeps the number that it has in the whole trace. An output is at least one token.
+
+    A trace without session fields (the published ones) has its sessions reconstructed by
+    ``reconstruct_sessions`` over all its rows, before window and length choose.
+
+    Raises:
+        ConfigError: the file, one of its lines or the window cannot be used.
+    """
+    source = shipped(SHIPPED) if path is None else path
+    start, end = window if window is not None else (0.0, float("inf"))
+    if not 0 <= start < end:
+        raise ConfigError(f"window: got {start:g} to {end:g} s, expected 0 <= start < end")
+    rows: list[Row] = []
+    last_turn: dict[int, int] = defaultdict(int)
+    for number, row in read_lines(source, Row):
+        where = f"{source}:{number}"
+        _check(where, row, rows[-1] if rows else None)
+        if row.session is not None and row.turn is not None:
+            if row.turn <= last_turn[row.session]:
+                raise ConfigError(
+                    f"{where}: turn: got {row.turn}, expected more than "
+                    f"{last_turn[row.session]}, the turn before it in session {row.session}"
+                )
+            last_turn[row.session] = row.turn
+        rows.append(row)
+    if not rows:
+        raise ConfigError(f"{source}: got no request at all, expected one JSON object a line")
+
+    told = [row.session for row in rows if row.session is not None]
+    numbers = told or reconstruct_sessions(rows)
+    hashes: dict[tuple[int | None, int], int] = {}
+    turns: dict[int, list[Turn]] = defaultdict(list)
+    arrived = 0
+    for row, session in zip(rows, numbers, strict=True):
+        if not start * 1000 <= row.timestamp < end * 1000:
+            continue
+        arrived += 1
+        output_tokens = max(1, row.output_length)
+        if row.input_length + output_tokens > max_tokens:
+            continue
+        turns[session].append(
+            Turn(
+                prompt_tokens=row.input_length,
+                output_tokens=output_tokens,
+                prompt_hashes=_prompt_hashes(row, hashes),
+                at_s=row.timestamp / 1000 - start,
+            )
+        )
+    if not arrived:
+        first_s, last_s = rows[0].timestamp / 1000, rows[-1].timestamp / 1000
+        raise ConfigError(
+            f"{source}: window: got {start:g} to {end:g} s, in which no request arrives, "
+            f"expected one within {first_s:g} to {last_s:g} s"
+        )
+    if not turns:
+        raise ConfigError(
+            f"{source}: max_tokens: got {max_tokens}, expected as many as the shortest of the "
+            f"{arrived} requests in the window has"
+        )
+    sessions = tuple(
+        Session(id=f"mooncake-{number:05d}", turns=tuple(its), start_s=its[0].at_s or 0.0)
+        for number, its in turns.items()
+    )
+    return Workload(name="mooncake", block_size=BLOCK_SIZE, sessions=sessions)
+
+
+def _check(where: str, row: Row, before: Row | None) -> None:
+    blocks = -(-row.input_length // BLOCK_SIZE)
+    if len(row.hash_ids) != blocks:
+        raise ConfigError(
+            f"{where}: hash_ids: got {len(row.hash_ids)} ids, expected {blocks}, one for each "
+            f"{BLOCK_SIZE} of the {row.input_length} tokens"
+        )
+    if (row.session is None) is not (row.turn is None):
+        there, lacking = ("turn", "session") if row.session is None else ("session", "turn")
+        raise ConfigError(f"{where}: got {there} without {lacking}, expected both or neither")
+    if before is None:
+        return
+    if row.timestamp < before.timestamp:
+        raise ConfigError(
+            f"{where}: timestamp: got {row.timestamp:g} after {before.timestamp:g}, "
+            "expected times that never run backwards"
+        )
+    if (row.session is None) is not (before.session is None):
+        here, there = ("no", "one") if row.session is None else ("a", "none")
+        raise ConfigError(
+            f"{where}: got {here} session and {there} on the line before, "
+            "expected sessions on every line or on none"
+        )
+
+
+def _prompt_hashes(row: Row, known: dict[tuple[int | None, int], int]) -> tuple[int, ...]:
+    # An id names its whole prefix already. To chain the ids all the same costs nothing and keeps
+    # the hashes sound should a trace ever use one id under two prefixes.
+    hashes: list[int] = []
+    parent: int | None = None
+    for block in row.hash_ids[: row.input_length // BLOCK_SIZE]:
+        hashed = known.get((parent, block))
+        if hashed is None:
+            hashed = known[parent, block] = chain(parent, block.to_bytes(8, "little"))
+        hashes.append(hashed)
+        parent = hashed
+    return tuple(hashes)
+
+
+def reconstruct_sessions(rows: Sequence[Row]) -> list[int]:
+    """Estimate which session each request belongs to; sessions are numbered as they begin.
+
+    The source has no session ids. Request A is the turn before B if A came strictly earlier, A
+    has at least two full blocks (all requests share the first), A's last full block is in B's
+    prompt, B's prompt is longer, and no other request has followed A; of all such A take the one
+    with the deepest last full block, then the latest.
+    """
+    # By its last full block, the requests that nothing has followed yet. Since an id stands for
+    # its whole prefix, its place in B's prompt is its depth, and B's ids are gone through from
+    # the deepest one upwards.
+    open_ends: dict[int, list[int]] = defaultdict(list)
+    numbers: list[int] = []
+    begun = 0
+    for index, row in enumerate(rows):
+        parent = _parent(row, rows, open_ends)
+        if parent is None:
+            numbers.append(begun)
+            begun += 1
+        else:
+            numbers.append(numbers[parent])
+        full = row.input_length // BLOCK_SIZE
+        if full >= 2:
+            open_ends[row.hash_ids[full - 1]].append(index)
+    return numbers
+
+
+def _parent(row: Row, rows: Sequence[Row], open_ends: dict[int, list[int]]) -> int | None:
+    for block in reversed(row.hash_ids):
+        candidates = open_ends.get(block, [])
+        for place in range(len(candidates) - 1, -1, -1):
+            before = rows[candidates[place]]
+            if before.timestamp < row.timestamp and before.input_length < row.input_length:
+                return candidates.pop(place)
+    return None

@@ -1,0 +1,243 @@
+"""One replay: a workload under one configuration, through the whole loop, in virtual time.
+
+Bus, worker, policies and engine are the very parts that serve in real time; only the clock is
+trio's ``MockClock``, which jumps whenever all wait.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from hear.blocks import pack
+from hear.cluster import Cluster, running
+from hear.harnesses.replay.audit import Audit
+from hear.harnesses.replay.metrics import make_row
+from hear.harnesses.replay.results import ProtocolCost, RunResult, TurnRecord
+from hear.harnesses.replay.workload import Session, Turn, Workload
+from hear.harnesses.session import HarnessSession
+from hear.messages import ContextClosed, ContextOpened, ContextPaused, RequestDescribed
+from hear.seams import InferenceRequest
+
+Loop = Literal["closed", "open"]
+
+
+def replay(
+    workload: Workload,
+    *,
+    engine: str,
+    policy: str,
+    load: float = 100.0,
+    seed: int = 0,
+    loop: Loop = "closed",
+    progress: Callable[[int], None] = lambda done: None,
+) -> RunResult:
+    """Replay a workload and return what came of it. Equal arguments give equal results.
+
+    Args:
+        workload: what to replay; it is not sampled here, ``load`` and ``seed`` are only recorded.
+        engine: a profile of the simulated engine, by name or path.
+        policy: names of policies joined by ``+``, or ``fcfs``.
+        loop: closed, where a turn is sent no earlier than the one before it has completed, or
+            open, where it is sent at its recorded time in any case.
+        progress: told the number of turns that have ended.
+
+    Raises:
+        ConfigError: the profile or the policy cannot be used.
+    """
+    run = _Replay(workload, loop, progress)
+    began = time.perf_counter()
+    with _ordered_tasks(seed):
+        clock = MockClock(autojump_threshold=0)
+        trio.run(run.main, engine, policy, clock=clock)
+    run_s = time.perf_counter() - began
+    audit, runners = run.audit, run.runners
+    failures = tuple(
+        f"{r.source} {r.statistics.failure}" for r in runners if r.statistics.failure is not None
+    )
+    problems = audit.problems()
+    if run.num_open_at_policies != audit.num_open:
+        problems.append(f"policies count {run.num_open_at_policies} open operations")
+    row = make_row(
+        run.turns,
+        workload=workload.name,
+        engine=Path(engine).stem,
+        load=load,
+        policy=policy,
+        seed=seed,
+        guard_violations=audit.guard_violations,
+        operations=dict(sorted(audit.outcomes.items())),
+        operations_open=audit.num_open,
+        policy_failures=failures,
+    )
+    cost = ProtocolCost(
+        messages=dict(sorted(audit.messages.items())),
+        decisions={r.source: r.statistics.decisions for r in runners},
+        controls={r.source: r.statistics.controls for r in runners},
+        decide_s={r.source: r.statistics.decide_s for r in runners},
+        run_s=run_s,
+    )
+    return RunResult(
+        row=row,
+        turns=tuple(run.turns),
+        samples=tuple(audit.samples),
+        cost=cost,
+        problems=tuple(problems),
+    )
+
+
+class _ordered_tasks:  # noqa: N801, a context manager that reads as a function
+    """Make trio run the tasks that are ready in an order that depends on ``seed`` alone.
+
+    Trio shuffles them to keep programs from relying on an order, and has no public way to ask for
+    a repeatable one; this is the switch that its own tests and Hypothesis use.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __enter__(self) -> None:
+        from trio._core import _run
+
+        self._before = _run._ALLOW_DETERMINISTIC_SCHEDULING, _run._r.getstate()
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+        _run._r.seed(self._seed)
+
+    def __exit__(self, *error: object) -> None:
+        from trio._core import _run
+
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = self._before[0]  # type: ignore[misc]
+        _run._r.setstate(self._before[1])
+
+
+class _Replay:
+    """The harness of a replay: one task for each session."""
+
+    def __init__(self, workload: Workload, loop: Loop, progress: Callable[[int], None]) -> None:
+        self._workload = workload
+        self._loop = loop
+        self._progress = progress
+        self.audit = Audit()
+        self.turns: list[TurnRecord] = []
+        self.runners: tuple[Any, ...] = ()
+        self.num_open_at_policies = 0
+        self._children: dict[str, list[Session]] = {}
+        for session in workload.sessions:
+            if session.parent is not None:
+                self._children.setdefault(session.parent, []).append(session)
+        self._ended = {session.id: trio.Event() for session in workload.sessions}
+        self._start_s = 0.0
+
+    async def main(self, engine: str, policy: str) -> None:
+        """Run everything to its end."""
+        async with (
+            running(
+                engine="simulated",
+                profile=engine,
+                block_size=self._workload.block_size,
+                policy=policy,
+            ) as cluster,
+            trio.open_nursery() as nursery,
+        ):
+            self.runners = cluster.policies
+            await nursery.start(self.audit.run, cluster.bus)
+            self._start_s = trio.current_time()
+            async with trio.open_nursery() as sessions:
+                for session in self._workload.sessions:
+                    if session.parent is None:
+                        sessions.start_soon(self._session, session, cluster, sessions)
+            await cluster.stop_policies()
+            self.num_open_at_policies = sum(r.num_open for r in cluster.policies)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    async def _session(self, session: Session, cluster: Cluster, nursery: trio.Nursery) -> None:
+        harness = HarnessSession(cluster.bus, workflow=session.id, source=f"replay/{session.id}")
+        if session.parent is None:
+            first = session.turns[0].at_s
+            await trio.sleep_until(self._start_s + (session.start_s if first is None else first))
+        else:
+            await trio.sleep(session.start_s)
+        harness.say(ContextOpened(role=session.role), context=session.id)
+        if self._loop == "open" and session.turns[0].at_s is not None:
+            async with trio.open_nursery() as turns:
+                for number, turn in enumerate(session.turns, 1):
+                    await self._wait_until(turn)
+                    turns.start_soon(self._turn, session, number, turn, harness, cluster)
+        else:
+            for number, turn in enumerate(session.turns, 1):
+                await self._wait_until(turn)
+                await self._turn(session, number, turn, harness, cluster)
+                for child in self._children.get(session.id, ()):
+                    if child.after_turns == number:
+                        nursery.start_soon(self._session, child, cluster, nursery)
+        if session.parent is not None:
+            harness.say(ContextClosed(), context=session.id)
+        self._ended[session.id].set()
+
+    async def _wait_until(self, turn: Turn) -> None:
+        for session in turn.waits_for:
+            await self._ended[session].wait()
+        if turn.at_s is not None:
+            await trio.sleep_until(self._start_s + turn.at_s)
+        elif turn.think_s > 0:
+            await trio.sleep(turn.think_s)
+
+    async def _turn(
+        self,
+        session: Session,
+        number: int,
+        turn: Turn,
+        harness: HarnessSession,
+        cluster: Cluster,
+    ) -> None:
+        request = f"{session.id}/{number}"
+        harness.say(
+            RequestDescribed(
+                role=session.role,
+                turn=number,
+                prompt_tokens=turn.prompt_tokens,
+                block_size=self._workload.block_size,
+                prefix_hashes=pack(turn.prompt_hashes),
+            ),
+            request=request,
+            context=session.id,
+            context_version=number,
+            engine=cluster.engine_name,
+        )
+        result = await cluster.engine.generate(
+            InferenceRequest(
+                id=request,
+                prompt_tokens=turn.prompt_tokens,
+                output_tokens=turn.output_tokens,
+                prompt_hashes=turn.prompt_hashes,
+                output_hashes=turn.output_hashes,
+                context=session.id,
+                context_version=number,
+            )
+        )
+        # What the session waits for next is known from how the answer ended, not from the future.
+        following = session.turns[number].pause if number < len(session.turns) else "person"
+        harness.say(ContextPaused(cause=following), context=session.id, context_version=number)
+        outcome, start = result.outcome, self._start_s
+        self.turns.append(
+            TurnRecord(
+                request=request,
+                session=session.id,
+                turn=number,
+                sent_s=result.sent_s - start,
+                started_s=result.started_s - start,
+                first_token_s=result.first_token_s - start,
+                finished_s=result.finished_s - start,
+                prompt_tokens=turn.prompt_tokens,
+                output_tokens=outcome.output_tokens,
+                reused_tokens=outcome.reused_tokens,
+                preemptions=outcome.preemptions,
+                status=outcome.status,
+                reason=outcome.reason,
+            )
+        )
+        self._progress(len(self.turns))

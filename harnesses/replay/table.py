@@ -1,0 +1,217 @@
+"""Replay results in the terminal, in the form of the paper's Tables 3 and 4.
+
+Each table is laid out for the width it is given: the ratio beside its value where there is room,
+below it where there is not. Names come from outside and are never read as markup.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Final
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from hear.harnesses.replay.comparison import (
+    Cell,
+    Comparison,
+    CostLine,
+    Metric,
+    check,
+    compare,
+    costs,
+    is_baseline,
+    printable,
+    spell,
+)
+from hear.harnesses.replay.results import Row, RunResult
+
+PIPED_WIDTH: Final = 160
+"""Where no terminal sets a width, one policy stays on one line, for grep and diff."""
+
+
+def print_results(results: Sequence[RunResult], console: Console | None = None) -> None:
+    """Print the results, what the protocol cost, and the self-checks."""
+    if console is None:
+        console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    console.print(results_table([result.row for result in results]))
+    if results:
+        console.print(cost_table(results))
+    console.print(self_checks(results), soft_wrap=True)
+
+
+def results_table(rows: Sequence[Row]) -> RenderableType:
+    """One table a workload and engine, in sections by load, one line a policy."""
+    comparisons = compare(rows)
+    if not comparisons:
+        return Text("no runs, so no results")
+    tables: list[RenderableType] = []
+    for _, group in groupby(comparisons, key=lambda c: (c.workload, c.engine)):
+        blocks = list(group)
+        tables.append(_Fitted(partial(_results, blocks)))
+    return Group(*tables, _Note(comparisons))
+
+
+def cost_table(results: Sequence[RunResult]) -> RenderableType:
+    """What the protocol itself cost, one line a policy, over all its runs (paper, Table 7)."""
+    lines = costs(results)
+    return _Fitted(partial(_costs, lines))
+
+
+def self_checks(results: Sequence[RunResult]) -> Text:
+    """One line when every promise was kept; in red what was not."""
+    checks = check(results)
+    if checks.passed:
+        return Text(checks.summary, style="green")
+    lines = [checks.summary, *(f"  {printable(problem)}" for problem in checks.problems)]
+    return Text("\n".join(lines), style="bold red")
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How to lay out: ``stacked`` in narrow space; ``marked`` where bold can't be seen."""
+
+    stacked: bool
+    marked: bool
+    plus_minus: str
+
+
+class _Fitted:
+    """A table in the widest layout that fits where it is printed."""
+
+    def __init__(self, build: Callable[[_Style], Table]) -> None:
+        self._build = build
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        plus_minus = "±" if options.encoding.lower().startswith("utf") else "+-"
+        marked = not console.is_terminal
+        wide = self._build(_Style(False, marked, plus_minus))
+        if Measurement.get(console, options, wide).maximum <= options.max_width:
+            yield wide
+        else:
+            yield self._build(_Style(True, marked, plus_minus))
+
+
+class _Note:
+    """What the signs in the table mean, in one dim line."""
+
+    def __init__(self, comparisons: Sequence[Comparison]) -> None:
+        lines = [line for comparison in comparisons for line in comparison.lines]
+        self._ratios = any(is_baseline(line.policy) for line in lines) and len(lines) > 1
+        self._seeds = max(len(line.seeds) for line in lines)
+        self._best = any(cell.best for line in lines for cell in line.cells.values())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        says = []
+        if self._ratios:
+            says.append("xN: times better than fcfs (below 1 is worse)")
+        if self._best:
+            says.append(("bold" if console.is_terminal else "*") + ": best at that load")
+        if self._seeds > 1:
+            says.append(f"mean and standard deviation of up to {self._seeds} seeds")
+        if says:
+            yield Text("; ".join(says), style="dim")
+
+
+def _table(title: str, first: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", pad_edge=False)
+    table.title_style = "bold"
+    table.add_column(first, overflow="fold", min_width=13, max_width=36, vertical="top")
+    return table
+
+
+def _results(blocks: Sequence[Comparison], style: _Style) -> Table:
+    metrics = blocks[0].metrics
+    lines = [line for block in blocks for line in block.lines]
+    counts = {
+        "rejected": [line.rejected for line in lines],
+        "guard\nbroken": [line.guard_violations for line in lines],
+    }
+    complaints = {name: column for name, column in counts.items() if any(column)}
+    table = _table(f"{printable(blocks[0].workload)} on {printable(blocks[0].engine)}", "policy")
+    for metric in metrics:
+        table.add_column(_heading(metric), justify="right", no_wrap=True)
+    for name in complaints:
+        table.add_column(name, justify="right", no_wrap=True, style="red")
+    columns = [_cells([line.cells[m.field] for line in lines], style) for m in metrics]
+    columns += [[Text(f"{n:,}" if n else "") for n in column] for column in complaints.values()]
+    rows = zip(*columns, strict=True)
+    for block in blocks:
+        table.add_section()
+        table.add_row(Text(f"{block.load:g}% load", style="bold"))
+        for line in block.lines:
+            table.add_row(Text(printable(spell(line.policy))), *next(rows))
+    return table
+
+
+def _heading(metric: Metric) -> str:
+    if metric.name.startswith("TTFT "):
+        return f"TTFT\n{metric.name.removeprefix('TTFT ')} {metric.unit}"
+    return f"{metric.name}\n{metric.unit}"
+
+
+def _cells(cells: Sequence[Cell], style: _Style) -> list[Text]:
+    """The cells of one column, their parts padded alike so that they line up."""
+    parts = [_parts(cell, style) for cell in cells]
+    if not style.stacked:
+        value, spread, ratio = (max(map(len, column)) for column in zip(*parts, strict=True))
+        parts = [(v.rjust(value), s.rjust(spread), r.ljust(ratio)) for v, s, r in parts]
+    separator = "\n" if style.stacked else " "
+    return [_join(separator, cell, part) for cell, part in zip(cells, parts, strict=True)]
+
+
+def _parts(cell: Cell, style: _Style) -> tuple[str, str, str]:
+    return (
+        cell.text + ("*" if cell.best and style.marked else ""),
+        cell.deviation_text and f"{style.plus_minus}{cell.deviation_text}",
+        cell.ratio_text and f"x{cell.ratio_text}",
+    )
+
+
+def _join(separator: str, cell: Cell, parts: Sequence[str]) -> Text:
+    styles = ("bold" if cell.best else "", "dim", "bold" if cell.best else "dim")
+    text = Text(justify="right")
+    for part, style in zip(parts, styles, strict=True):
+        if part:
+            text.append(separator if text else "")
+            text.append(part, style)
+    return text
+
+
+def _costs(lines: Sequence[CostLine], style: _Style) -> Table:
+    table = _table("What the protocol cost", "policy")
+    categories = list(dict.fromkeys(category for line in lines for category in line.messages))
+    headings = [f"{category}\nmessages" for category in categories]
+    headings += ["decisions", "controls", "policy\ncode ms", "us a\ndecision", "share of\nrun time"]
+    if style.stacked:
+        headings = [f"{category}\nmsgs" for category in categories]
+        headings += ["deci-\nsions", "con-\ntrols", "policy\nms", "us a\ndec.", "% of\nrun"]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    count = _short if style.stacked else "{:,}".format
+    for line in lines:
+        share = "-" if line.share_pct is None else f"{line.share_pct:.2f}"
+        table.add_row(
+            Text(printable(spell(line.policy))),
+            *(count(line.messages.get(category, 0)) for category in categories),
+            count(line.decisions),
+            count(sum(line.controls.values())),
+            _short(line.decide_s * 1e3) if style.stacked else f"{line.decide_s * 1e3:,.1f}",
+            "-" if line.decide_us is None else f"{line.decide_us:,.1f}",
+            share if style.stacked or share == "-" else f"{share}%",
+        )
+    return table
+
+
+def _short(count: float) -> str:
+    """A count in four or five characters: 312, 45.6k, 1.23M."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if count >= size * 0.9995:
+            value = count / size
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{unit}"
+    return f"{count:.0f}" if count >= 100 or float(count).is_integer() else f"{count:.1f}"

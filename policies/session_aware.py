@@ -1,0 +1,157 @@
+"""Session-Aware: contexts that are likely to come back are kept longer (paper, section 4.2).
+
+How likely a session continues is learned from the turns that have completed so far, by the depth
+of the session and the pauses between its turns; nothing of the future is used. The estimate is
+published as a prediction, which asks nobody to act, and as a Retain preference, which does.
+
+The paper publishes neither the estimator nor its constants. Here it is a table of how often a
+turn at this depth, after a pause of this length, was followed by another, each cell drawn towards
+the row of its depth and that towards the whole by ``prior_weight`` pseudo-observations.
+"""
+
+from bisect import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hear.engine_view import EngineViews
+from hear.errors import ConfigError
+from hear.harness_view import ContextView, HarnessView
+from hear.messages import (
+    ContextClosed,
+    Key,
+    Release,
+    RequestDescribed,
+    RequestOutcome,
+    Retain,
+    ReuseExpected,
+)
+from hear.seams import Ask
+
+_GAP_BOUNDS_S = (15.0, 60.0, 180.0)
+_MAX_DEPTH = 5
+_FLOOR = 0.01
+_RENEW_CHANGE = 0.05
+
+Cell = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Tally:
+    completed: float = 0.0
+    returned: float = 0.0
+
+    def share(self, prior: float, weight: float) -> float:
+        return (self.returned + weight * prior) / (self.completed + weight)
+
+
+class ContinuationEstimator:
+    """The share of completed turns that were followed by another, by depth and pause."""
+
+    def __init__(self, prior: float = 0.3, weight: float = 4.0) -> None:
+        self._prior = prior
+        self._weight = weight
+        self._all = _Tally()
+        self._depths: dict[int, _Tally] = {}
+        self._cells: dict[Cell, _Tally] = {}
+
+    @staticmethod
+    def cell(depth: int, gaps_s: list[float]) -> Cell:
+        """The cell of a session that has completed ``depth`` turns with these pauses."""
+        if not gaps_s:
+            return min(depth, _MAX_DEPTH), 0
+        return min(depth, _MAX_DEPTH), 1 + bisect(_GAP_BOUNDS_S, sum(gaps_s) / len(gaps_s))
+
+    def completed(self, cell: Cell) -> None:
+        """A turn has completed in this cell."""
+        for tally in self._tallies(cell):
+            tally.completed += 1
+
+    def returned(self, cell: Cell) -> None:
+        """A turn that completed in this cell was followed by another."""
+        for tally in self._tallies(cell):
+            tally.returned += 1
+
+    def probability(self, cell: Cell) -> float:
+        """Estimate that a session in this cell continues."""
+        whole, row, single = self._tallies(cell)
+        prior = whole.share(self._prior, self._weight)
+        return single.share(row.share(prior, self._weight), self._weight)
+
+    def _tallies(self, cell: Cell) -> tuple[_Tally, _Tally, _Tally]:
+        return (
+            self._all,
+            self._depths.setdefault(cell[0], _Tally()),
+            self._cells.setdefault(cell, _Tally()),
+        )
+
+
+class SessionAware:
+    """Leases each context by the estimate that its session continues."""
+
+    name = "session-aware"
+    observes = (
+        "intent.default.*.request_described.>",
+        "intent.default.*.context_closed.>",
+        "outcome.default.*.request_outcome.>",
+    )
+
+    def __init__(self, lease_s: float = 3600.0) -> None:
+        """``lease_s`` is how long a context is leased for after each turn.
+
+        Raises:
+            ConfigError: it is not a positive number.
+        """
+        if not 0 < lease_s < 1e9:
+            raise ConfigError(f"session-aware: lease {lease_s} s, expected a positive number")
+        self._lease_s = lease_s
+        self._estimator = ContinuationEstimator()
+        self._idle: dict[str, Cell] = {}
+        self._leased: dict[str, float] = {}
+
+    def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+        """Learn from what has come, and lease the contexts that are served."""
+        for key, message in h.changes:
+            if key.context is None:
+                continue
+            if isinstance(message, RequestDescribed):
+                cell = self._idle.pop(key.context, None)
+                if cell is not None:
+                    self._estimator.returned(cell)
+            elif isinstance(message, ContextClosed):
+                self._idle.pop(key.context, None)
+                if self._leased.pop(key.context, None) is not None:
+                    for engine in s:
+                        yield Ask(
+                            Release(reason="context closed"),
+                            Key(context=key.context, engine=engine),
+                        )
+            elif isinstance(message, RequestOutcome) and key.engine is not None:
+                context = h.contexts.get(key.context)
+                if context is not None:
+                    yield from self._served(key, context, message)
+
+    def _served(self, key: Key, context: ContextView, outcome: RequestOutcome) -> Iterable[Ask]:
+        # The lease is asked for when the request is accepted, so that it holds at the moment when
+        # its blocks come free, and again after it if the estimate has moved.
+        if outcome.status == "accepted":
+            cell = self._estimator.cell(context.turns + 1, context.gaps_s)
+        elif outcome.status == "completed":
+            cell = self._estimator.cell(context.turns, context.gaps_s)
+            self._estimator.completed(cell)
+            self._idle[context.id] = cell
+        else:
+            return
+        estimate = max(self._estimator.probability(cell), _FLOOR)
+        about = Key(context=key.context, context_version=key.context_version, engine=key.engine)
+        if outcome.status == "completed":
+            prediction = ReuseExpected(basis="predicted", probability=estimate, predictor=self.name)
+            yield Ask(prediction, about)
+            if abs(self._leased.get(context.id, 0.0) / estimate - 1) < _RENEW_CHANGE:
+                return
+        self._leased[context.id] = estimate
+        retain = Retain(
+            score=estimate,
+            lease_s=self._lease_s,
+            reason=f"continues with probability {estimate:.2f}",
+        )
+        yield Ask(retain, about)
