@@ -15,7 +15,7 @@ from hear.engines.simulated.eviction import Rank
 class Lease:
     """What one Retain operation holds. ``idle_since`` is when its context was last served."""
 
-    __slots__ = ("blocks", "context", "expires_s", "idle_since", "operation", "score")
+    __slots__ = ("blocks", "context", "expires_s", "idle_since", "key", "operation", "score")
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class Lease:
         self.expires_s = expires_s
         self.blocks = blocks
         self.idle_since = idle_since
+        self.key = 0.0  # its place among the leases; LeaseBook keeps it
 
 
 class LeaseBook:
@@ -76,7 +77,10 @@ class LeaseBook:
         covers = self._covers.get(block)
         if covers is None:
             return None
-        return max((self._key(self._leases[c]), -position) for c, position in covers.items())
+        if len(covers) == 1:  # nearly always, and this is asked for each block that comes free
+            [(context, position)] = covers.items()
+            return self._leases[context].key, -position
+        return max((self._leases[c].key, -position) for c, position in covers.items())
 
     def of_block(self, block: int) -> list[Lease]:
         """The leases that cover a block."""
@@ -100,10 +104,8 @@ class LeaseBook:
             heappop(self._expiries)
         return None
 
-    def _key(self, lease: Lease) -> float:
-        return lease.idle_since + self._decay_s * log(lease.score)
-
     def _cover(self, lease: Lease) -> None:
+        lease.key = lease.idle_since + self._decay_s * log(lease.score)
         for position, block in enumerate(lease.blocks):
             self._covers.setdefault(block, {})[lease.context] = position
 

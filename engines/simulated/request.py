@@ -29,6 +29,7 @@ class SimRequest:
         "id",
         "max_wait_s",
         "mode",
+        "next_full",
         "num_named",
         "output_hashes",
         "output_tokens",
@@ -39,6 +40,7 @@ class SimRequest:
         "prompt_tokens",
         "protected",
         "reused",
+        "room",
         "seq",
         "stamp",
         "started_s",
@@ -67,6 +69,8 @@ class SimRequest:
         self.produced = 0
         self.blocks: list[int | None] = []
         self.num_named = 0
+        # While running: tokens that its blocks have room for, and the count that fills the next.
+        self.room = self.next_full = 0
         self.preemptions = 0
         self.reused: dict[str, int] = {}
         self.started_s: float | None = None

@@ -94,8 +94,19 @@ class Scheduler:
         size = self._block_size
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            share = min(request.num_tokens - request.computed, budget)
-            short = -(-(request.computed + share) // size) - len(request.blocks)
+            before = request.computed
+            share = request.prompt_tokens + request.produced - before
+            if share == 1 and before < request.room and before + 1 < request.next_full:
+                # Nearly every decode step of a request: no new block, none becomes full.
+                plan.shares.append((request, 1))
+                plan.new_tokens += 1
+                plan.pairs += before + 1
+                plan.kv_tokens += before + 1
+                budget -= 1
+                index += 1
+                continue
+            share = min(share, budget)
+            short = -(-(before + share) // size) - len(request.blocks)
             while short > 0 and short > self._cache.num_allocatable:
                 victim = self._victim()
                 at = self.running.index(victim)
@@ -198,6 +209,8 @@ class Scheduler:
                 request.blocks[index] = block
         if full > request.num_named:
             request.num_named = full
+        request.room = len(request.blocks) * size
+        request.next_full = (request.num_named + 1) * size
         plan.shares.append((request, share))
         plan.new_tokens += share
         plan.pairs += share * before + share * (share + 1) // 2
@@ -210,7 +223,7 @@ class Scheduler:
             if request.state != "running":
                 continue  # it was dropped while the step ran
             request.computed += share
-            if request.computed < request.num_tokens:
+            if request.computed < request.prompt_tokens + request.produced:
                 continue
             if request.output_tokens:
                 if not request.produced:
