@@ -59,8 +59,7 @@ class Scheduler:
             return
         self.loading = [entry for entry in self.loading if entry[0] > now]
         for _, request in arrived:
-            first = request.reused.get(GPU, 0) // self._block_size
-            for index in range(first, len(request.blocks)):
+            for index in range(request.num_named, len(request.blocks)):
                 block = request.hash_at(index)
                 parent = request.hash_at(index - 1) if index else None
                 if self._cache.loaded(block, parent, now):
@@ -163,13 +162,14 @@ class Scheduler:
                 request.blocks = list(hits)
                 request.num_named = on_gpu
                 request.computed = on_gpu * self._block_size
-                request.reused = {
-                    GPU: on_gpu * self._block_size,
-                    CPU: on_cpu * self._block_size,
-                }
                 self.moved[request.id] = request
                 if request.started_s is None:
                     request.started_s = now
+                    # Only now: what a preempted request finds again it has computed itself.
+                    request.reused = {
+                        GPU: on_gpu * self._block_size,
+                        CPU: on_cpu * self._block_size,
+                    }
             if on_cpu:
                 request.state = "loading"
                 self._cache.allocate(on_cpu, now)

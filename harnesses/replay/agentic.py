@@ -33,7 +33,7 @@ _E = TypeVar("_E", bound=Request | SubAgent)
 def load(
     path: Path | None = None,
     *,
-    rate: float = 0.01,
+    rate: float = 0.007,
     seed: int = 0,
     block_size: int = 512,
     max_tokens: int = 131_072,

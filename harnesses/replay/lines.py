@@ -70,14 +70,17 @@ def _explain(line: bytes, message: str) -> str:
     steps = at["at"] if at else ""
     wanted = message[: at.start()] if at else message
     where = f"{steps.lstrip('.')}: " if steps else ""
-    if not wanted.startswith(("Expected", "Invalid value")):
-        return f"{where}{wanted[0].lower()}{wanted[1:]}"  # a missing field, which it names
-    value: Any = msgspec.json.decode(line)
-    for step in _STEP.finditer(steps):
-        value = value[step["key"]] if step["key"] else value[int(step["index"])]
+    if wanted.startswith("Object missing required field "):
+        return f"{where}got no {wanted.split()[-1]}, expected this field"
     expected = wanted.removeprefix("Expected ").partition(", got ")[0]
     if wanted.startswith("Invalid value"):
         expected = "one of the known values"
+    try:
+        value: Any = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # in what the type leaves unread
+        return f"{where}{wanted}"
+    for step in _STEP.finditer(steps):
+        value = value[step["key"]] if step["key"] else value[int(step["index"])]
     return f"{where}got {_short(repr(value))}, expected {expected}"
 
 
