@@ -7,6 +7,7 @@ gap the residency of an engine is *unknown*, not empty and not as before, until 
 from collections.abc import Iterator, Mapping
 
 from hear.delivery import Arrival, GapDetector
+from hear.errors import RemoteProtocolError
 from hear.messages import (
     CapabilitiesReported,
     CostsReported,
@@ -20,6 +21,9 @@ from hear.messages import (
     WaitingRequest,
 )
 from hear.residency import ResidencyDirectory
+
+ASK_AGAIN_S = 1.0
+"""How long to wait for a snapshot before asking for it again: it may have been lost as well."""
 
 
 class EngineView:
@@ -41,8 +45,10 @@ class EngineView:
         self.queue_known = False
         self.residency = ResidencyDirectory()
         self.residency_known = False
-        self._parts_missing: set[int] = set()
+        self._snapshot_seq = 0
+        self._next_part = 0
         self._heard_s: dict[str, float] = {}
+        self._asked_s: dict[str, float] = {}
 
     def age_s(self, stream: str, now: float) -> float | None:
         """Seconds since ``stream`` (residency, queue, pressure, ...) was heard; None if never."""
@@ -56,18 +62,32 @@ class EngineView:
         self.running.clear()
         self.residency.clear()
         self.residency_known = self.queue_known = False
-        self._parts_missing.clear()
+        self._next_part = 0
+        self._asked_s.clear()
 
-    def apply(self, message: Message, arrival: Arrival, time_s: float) -> bool:
-        """Take over a message; returns whether a snapshot of its stream is needed."""
-        gap = arrival is Arrival.GAP
+    def apply(self, message: Message, arrival: Arrival, time_s: float, seq: int = 0) -> bool:
+        """Take over a message; returns whether a snapshot of its stream is needed.
+
+        ``seq`` is the number in its envelope.
+
+        Raises:
+            RemoteProtocolError: block hashes cannot be read; residency is unknown from here on.
+        """
         match message:
-            case ResidencyChanged() | ResidencySnapshot():
+            case ResidencyChanged():
                 self._heard_s["residency"] = time_s
-                return self._apply_residency(message, gap)
-            case QueueChanged() | QueueSnapshot():
+                return self._change_residency(message, arrival, time_s, seq)
+            case ResidencySnapshot():
+                self._heard_s["residency"] = time_s
+                return self._replace_residency(message, time_s, seq)
+            case QueueChanged():
                 self._heard_s["queue"] = time_s
-                return self._apply_queue(message, gap)
+                return self._change_queue(message, arrival, time_s, seq)
+            case QueueSnapshot():
+                self._heard_s["queue"] = time_s
+                self.waiting = {w.request: w for w in message.waiting}
+                self.running = {r.request: None for r in message.running}
+                self.queue_known = True
             case PressureReported():
                 self._heard_s["pressure"] = time_s
                 self.pressure = message
@@ -79,34 +99,65 @@ class EngineView:
                 self.costs = message
         return False
 
-    def _apply_residency(self, message: ResidencyChanged | ResidencySnapshot, gap: bool) -> bool:
-        if isinstance(message, ResidencySnapshot):
-            if message.part == 0:
-                self.residency.clear()
-                self._parts_missing = set(range(message.parts))
-            self._parts_missing.discard(message.part)
-            for chain in message.chains:
-                self.residency.apply(chain)
-            self.residency_known = not self._parts_missing
-            return False
-        if gap:
-            self.residency.clear()
-            self.residency_known = False
-            return True
-        if self.residency_known:
+    def _change_residency(
+        self, message: ResidencyChanged, arrival: Arrival, time_s: float, seq: int
+    ) -> bool:
+        if arrival is Arrival.GAP:
+            return self._lose_residency(time_s)
+        if arrival is Arrival.NEXT and seq == 1:
+            self.residency_known = True  # an engine begins its epoch with an empty cache
+        if not self.residency_known:
+            return self._asks("residency", time_s)
+        try:
             for change in message.changes:
                 self.residency.apply(change)
+        except RemoteProtocolError:
+            self._lose_residency(time_s)
+            raise
         return False
 
-    def _apply_queue(self, message: QueueChanged | QueueSnapshot, gap: bool) -> bool:
-        if isinstance(message, QueueSnapshot):
-            self.waiting = {w.request: w for w in message.waiting}
-            self.running = {r.request: None for r in message.running}
-            self.queue_known = True
+    def _replace_residency(self, message: ResidencySnapshot, time_s: float, seq: int) -> bool:
+        if message.parts > 1 and self.residency_known and seq == self._snapshot_seq:
+            return False  # delivered twice, and nothing has changed since
+        if message.part == 0:
+            self.residency.clear()
+            self._snapshot_seq = seq
+            self._next_part = 0
+        if message.part != self._next_part or seq != self._snapshot_seq:
+            return self._lose_residency(time_s)  # some part of it was lost
+        try:
+            for chain in message.chains:
+                self.residency.apply(chain)
+        except RemoteProtocolError:
+            self._lose_residency(time_s)
+            raise
+        self._next_part += 1
+        self.residency_known = self._next_part >= message.parts
+        return False
+
+    def _lose_residency(self, time_s: float) -> bool:
+        self.residency.clear()
+        self.residency_known = False
+        self._next_part = 0
+        self._asked_s["residency"] = time_s
+        return True
+
+    def _asks(self, stream: str, time_s: float) -> bool:
+        """Whether to ask again for the snapshot of a stream that is not known."""
+        if time_s - self._asked_s.setdefault(stream, time_s) < ASK_AGAIN_S:
             return False
-        if gap:
+        self._asked_s[stream] = time_s
+        return True
+
+    def _change_queue(
+        self, message: QueueChanged, arrival: Arrival, time_s: float, seq: int
+    ) -> bool:
+        if arrival is Arrival.GAP:
             self.queue_known = False
+            self._asked_s["queue"] = time_s
             return True
+        if arrival is Arrival.NEXT and seq == 1:
+            self.queue_known = True  # and with an empty queue
         for waiting in message.waiting:
             self.running.pop(waiting.request, None)  # it was preempted
             self.waiting[waiting.request] = waiting
@@ -116,7 +167,7 @@ class EngineView:
         for request in message.ended:
             self.waiting.pop(request, None)
             self.running.pop(request, None)
-        return False
+        return not self.queue_known and self._asks("queue", time_s)
 
 
 class EngineViews(Mapping[str, EngineView]):

@@ -108,9 +108,16 @@ class _Family:
         turns: list[Turn] = []
         subs: list[Session] = []
         awaited: list[tuple[str, float]] = []  # sub-agents no turn has waited for, and their ends
+        agents: set[str] = set()
         before: Request | None = None
         for where, entry in _in_order(self._where, self._recording.requests):
             if isinstance(entry, SubAgent):
+                if entry.agent_id in agents:
+                    raise ConfigError(
+                        f"{where}: agent_id: got {entry.agent_id!r} again, "
+                        "expected one for each sub-agent"
+                    )
+                agents.add(entry.agent_id)
                 gap_s = entry.t_s - (before.end_s if before is not None else 0.0)
                 sub = self._sub_agent(where, entry, len(turns), gap_s)
                 if sub is not None:

@@ -7,8 +7,8 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator
-from importlib.abc import Traversable
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ _GZIP = b"\x1f\x8b"
 
 def shipped(name: str) -> Traversable:
     """A recording that is shipped with this package."""
-    return files(__package__) / "data" / name
+    return files("hear.harnesses.replay") / "data" / name
 
 
 def read_lines(path: Path | Traversable, type_: type[_T]) -> Iterator[tuple[int, _T]]:

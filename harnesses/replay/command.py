@@ -1,0 +1,245 @@
+"""``hear replay``: a recorded workload under several policies, side by side."""
+
+import argparse
+import math
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hear import plugins
+from hear.cli import Command
+from hear.errors import ConfigError
+from hear.harnesses.replay.plan import Plan, Run, Source
+from hear.harnesses.replay.processes import log_to_stderr, run_all
+from hear.harnesses.replay.report import write_report
+from hear.harnesses.replay.results import RunResult
+from hear.harnesses.replay.scbench import TASKS
+from hear.harnesses.replay.table import print_results
+
+PAPER_MOONCAKE = (
+    "fcfs,cache-aware,cache-aware+guard:40,session-aware,cache-aware+guard:40+session-aware"
+)
+PAPER_SCBENCH = "fcfs,cache-aware,cache-aware+guard:40,cache-aware+guard:60"
+DEFAULTS: dict[str, dict[str, str]] = {
+    "mooncake": {"engine": "h100-qwen3-8b", "policy": PAPER_MOONCAKE},
+    "scbench": {"engine": "rtx-pro-6000-qwen3-8b", "policy": PAPER_SCBENCH},
+    "agentic": {"engine": "h100-qwen3-8b", "policy": PAPER_MOONCAKE},
+}
+DEFAULT_SEED = "1"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the workloads and their options."""
+    workloads = parser.add_subparsers(dest="workload", required=True, metavar="WORKLOAD")
+    for name, text in (
+        ("mooncake", "the Mooncake conversation trace, its first 900 seconds"),
+        ("scbench", "a closed loop in the shape of SCBench"),
+        ("agentic", "sessions of coding agents, sub-agents included"),
+    ):
+        sub = workloads.add_parser(name, help=text, description=f"Replay {text}.")
+        sub.add_argument(
+            "--policy",
+            default=DEFAULTS[name]["policy"],
+            metavar="P,P,...",
+            help="configurations, each policies joined by '+', or fcfs for none; installed are "
+            f"{', '.join(plugins.names('policies'))}; your own is package.module:Class "
+            "(default: the paper's)",
+        )
+        sub.add_argument(
+            "--load", default="100", metavar="N,N,...", help="percent of the sessions (100)"
+        )
+        sub.add_argument(
+            "--seed", default=DEFAULT_SEED, metavar="N,N,...", help=f"seeds ({DEFAULT_SEED})"
+        )
+        sub.add_argument(
+            "--engine",
+            default=DEFAULTS[name]["engine"],
+            metavar="NAME|FILE",
+            help=f"profile of the simulated engine, or a TOML file ({DEFAULTS[name]['engine']})",
+        )
+        sub.add_argument(
+            "--jobs", type=_positive, default=os.cpu_count() or 1, help="runs at a time"
+        )
+        sub.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+        sub.add_argument("--report", type=Path, metavar="FILE", help="write an HTML page")
+        sub.add_argument("--max-tokens", type=_positive, help="leave out or cut what is longer")
+        if name != "scbench":
+            sub.add_argument("--trace", metavar="FILE", help="another trace of the same format")
+            sub.add_argument(
+                "--loop",
+                choices=("closed", "open"),
+                default="closed",
+                help="whether a turn waits for the one before it (closed)",
+            )
+        if name == "mooncake":
+            sub.add_argument("--window", metavar="START:SECONDS", help="a slice of the trace")
+        else:
+            sub.add_argument("--rate", type=_rate, help="sessions that start in a second")
+        if name == "scbench":
+            sub.add_argument("--task", choices=sorted(TASKS), default="fitted")
+            sub.add_argument("--sessions", type=_positive, help="how many sessions")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Carry out the command; 0 if every run kept its promises, 130 after Ctrl-C."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # so that a policy of one's own is found where one stands
+    log_to_stderr()
+    plan = _plan(namespace)
+    for path in (namespace.json, namespace.report):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path}: its folder does not exist")
+    plan.check()
+    runs = plan.runs()
+    results: list[RunResult | None] = [None] * len(runs)
+    errors: list[str] = []
+    interrupted = False
+    try:
+        _run_all(runs, namespace.jobs, results, errors)
+    except KeyboardInterrupt:
+        interrupted = True
+    finished = [result for result in results if result is not None]
+    if finished:
+        print_results(finished)
+        if namespace.json is not None:
+            _write(namespace.json, msgspec.json.format(msgspec.json.encode(_rows(finished))))
+        if namespace.report is not None:
+            write_report(finished, namespace.report, command=shlex.join(["hear", *sys.argv[1:]]))
+    for error in errors:
+        print(f"hear: {error}", file=sys.stderr)
+    if interrupted:
+        print(f"hear: stopped; {len(finished)} of {len(runs)} runs finished", file=sys.stderr)
+        return 130
+    broken = any(r.problems or r.row.policy_failures for r in finished)
+    return 1 if errors or broken else 0
+
+
+def _rows(results: Sequence[RunResult]) -> list[Any]:
+    return [result.row for result in results]
+
+
+def _run_all(
+    runs: Sequence[Run], jobs: int, results: list[RunResult | None], errors: list[str]
+) -> None:
+    console = Console(stderr=True)
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("turns"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    with bars if console.is_terminal else nullcontext():
+        tasks = [
+            bars.add_task(f"{r.policy} {r.load:g}% seed {r.seed}", start=False, total=None)
+            for r in runs
+        ]
+
+        def progress(index: int, done: int) -> None:
+            task = bars.tasks[index]
+            if not task.started:
+                bars.start_task(tasks[index])
+                bars.update(tasks[index], total=runs[index].workload().num_turns)
+            bars.update(tasks[index], completed=done)
+
+        for ended in run_all(runs, jobs, progress if console.is_terminal else _no_progress):
+            results[ended.index] = ended.result
+            if ended.result is None:
+                of = runs[ended.index]
+                errors.append(f"{of.policy} at {of.load:g}%, seed {of.seed}: {ended.error}")
+            else:
+                bars.update(tasks[ended.index], completed=len(ended.result.turns))
+
+
+def _no_progress(index: int, done: int) -> None:
+    pass
+
+
+def _plan(namespace: argparse.Namespace) -> Plan:
+    policies = tuple(namespace.policy.split(","))
+    for policy in policies:
+        plugins.load("parts", "policy-spec")(policy)
+    plugins.load("engines", "simulated")(namespace.engine, block_size=512, name="engine0")
+    options = {
+        name: getattr(namespace, name, None)
+        for name in ("trace", "max_tokens", "sessions", "rate")
+    }
+    window = getattr(namespace, "window", None)
+    return Plan(
+        source=Source(
+            name=namespace.workload,
+            window=None if window is None else _window(window),
+            task=getattr(namespace, "task", "fitted"),
+            **options,
+        ),
+        engine=namespace.engine,
+        loads=tuple(_load(word) for word in namespace.load.split(",")),
+        policies=policies,
+        seeds=tuple(_seed(word) for word in namespace.seed.split(",")),
+        loop=getattr(namespace, "loop", "closed"),
+    )
+
+
+def _load(word: str) -> float:
+    try:
+        load = float(word)
+    except ValueError:
+        load = math.nan
+    if not 0 < load <= 100:
+        raise ConfigError(f"--load {word!r}: expected percents above 0 and at most 100")
+    return load
+
+
+def _seed(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ConfigError(f"--seed {word!r}: expected whole numbers") from None
+
+
+def _window(text: str) -> tuple[float, float]:
+    start, colon, seconds = text.partition(":")
+    try:
+        begin, length = float(start), float(seconds)
+    except ValueError:
+        begin = length = math.nan
+    if not colon or not (begin >= 0 and length > 0):
+        raise ConfigError(f"--window {text!r}: expected START:SECONDS, as in 0:900")
+    return begin, begin + length
+
+
+def _positive(word: str) -> int:
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {number}, expected at least 1")
+    return number
+
+
+def _rate(word: str) -> float:
+    number = float(word)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"got {word}, expected a positive number")
+    return number
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data + b"\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+COMMAND = Command("replay a recorded workload under several policies", configure, run)

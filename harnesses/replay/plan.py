@@ -1,0 +1,117 @@
+"""What to replay: which workload, and under which configurations.
+
+A plan is plain data, so that it can be handed to another process, which then makes the very same
+workload from it.
+"""
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from hear.errors import ConfigError
+from hear.harnesses.replay import agentic, mooncake, scbench
+from hear.harnesses.replay.results import RunResult
+from hear.harnesses.replay.runner import Loop, replay
+from hear.harnesses.replay.workload import Workload
+
+Name = Literal["mooncake", "scbench", "agentic"]
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A workload by name and options; None stands for the workload's own default."""
+
+    name: Name
+    trace: str | None = None
+    window: tuple[float, float] | None = None
+    max_tokens: int | None = None
+    task: str = "fitted"
+    sessions: int | None = None
+    rate: float | None = None
+
+    def load(self, seed: int) -> Workload:
+        """Make the workload.
+
+        Raises:
+            ConfigError: a file or an option cannot be used.
+        """
+        path = Path(self.trace) if self.trace is not None else None
+        limits = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        if self.name == "mooncake":
+            return mooncake.load(path, window=self.window, **limits)
+        rates = {} if self.rate is None else {"rate": self.rate}
+        if self.name == "agentic":
+            return agentic.load(path, seed=seed, **limits, **rates)
+        return scbench.generate(
+            self.task, sessions=self.sessions, seed=seed, **limits, **rates
+        )
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One row of the table to be."""
+
+    source: Source
+    engine: str
+    load: float
+    policy: str
+    seed: int
+    loop: Loop = "closed"
+
+    def workload(self) -> Workload:
+        """What it replays: the source, sampled to its load."""
+        return self.source.load(self.seed).sample(self.load, self.seed)
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """All rows, in the order of the table."""
+
+    source: Source
+    engine: str
+    loads: tuple[float, ...]
+    policies: tuple[str, ...]
+    seeds: tuple[int, ...]
+    loop: Loop = "closed"
+
+    def runs(self) -> list[Run]:
+        """One run for each load, policy and seed."""
+        return [
+            Run(
+                source=self.source,
+                engine=self.engine,
+                load=load,
+                policy=policy,
+                seed=seed,
+                loop=self.loop,
+            )
+            for load, policy, seed in product(self.loads, self.policies, self.seeds)
+        ]
+
+    def check(self) -> None:
+        """Make every workload once, so that what cannot be used is said before anything runs.
+
+        Raises:
+            ConfigError: a file or an option cannot be used, or a sample holds no session.
+        """
+        for seed in self.seeds:
+            workload = self.source.load(seed)
+            for load in self.loads:
+                if not workload.sample(load, seed).sessions:
+                    raise ConfigError(
+                        f"load {load:g}%: of {len(workload.sessions)} sessions none is left"
+                    )
+
+
+def execute(run: Run, progress: Callable[[int], None]) -> RunResult:
+    """Carry out one run."""
+    workload = run.workload()
+    return replay(
+        workload,
+        engine=run.engine,
+        policy=run.policy,
+        load=run.load,
+        seed=run.seed,
+        loop=run.loop,
+        progress=progress,
+    )

@@ -1,0 +1,234 @@
+"""The Mooncake loader: sessions, window, lengths and hashes, and every bad line it may meet."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from hear.errors import ConfigError
+from hear.harnesses.replay import mooncake
+from hear.harnesses.replay.lines import read_lines, shipped
+from hear.harnesses.replay.workload import Workload
+
+ROWS = [row for _, row in read_lines(shipped(mooncake.SHIPPED), mooncake.Row)]
+
+
+def line(
+    at_ms: float, ids: list[int], tokens: int | None = None, output: int = 100, **more: Any
+) -> dict[str, Any]:
+    """One request; without ``tokens`` all of its blocks are full."""
+    length = 512 * len(ids) if tokens is None else tokens
+    return {"timestamp": at_ms, "input_length": length, "output_length": output} | {
+        "hash_ids": ids,
+        **more,
+    }
+
+
+def trace(tmp_path: Path, *lines: dict[str, Any]) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return path
+
+
+def load(tmp_path: Path, *lines: dict[str, Any], **options: Any) -> Workload:
+    return mooncake.load(trace(tmp_path, *lines), **options)
+
+
+def tokens(workload: Workload) -> list[list[int]]:
+    return [[turn.prompt_tokens for turn in each.turns] for each in workload.sessions]
+
+
+def test_the_shipped_trace_is_the_first_900_s_and_loads_by_default() -> None:
+    workload = mooncake.load()
+    arrivals = [turn.at_s or 0.0 for each in workload.sessions for turn in each.turns]
+    assert workload.name == "mooncake"
+    assert workload.block_size == 512
+    assert (len(workload.sessions), workload.num_turns) == (1929, 2568)
+    assert 0 <= min(arrivals) < max(arrivals) < 900
+
+
+def test_stripping_the_shipped_sessions_and_reconstructing_gives_the_same_ones(
+    tmp_path: Path,
+) -> None:
+    stripped = [structs.replace(row, session=None, turn=None) for row in ROWS]
+    assert mooncake.reconstruct_sessions(stripped) == [row.session for row in ROWS]
+
+    path = tmp_path / "raw.jsonl.gz"
+    with shipped(mooncake.SHIPPED).open("rb") as packed:
+        rows = [json.loads(each) for each in gzip.GzipFile(fileobj=packed)]
+    fields = ("timestamp", "input_length", "output_length", "hash_ids")
+    raw = "".join(json.dumps({field: row[field] for field in fields}) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(raw.encode()))
+    assert mooncake.load(path) == mooncake.load()
+
+
+def test_the_rule_of_the_sessions_in_its_plain_form_gives_the_same_ones() -> None:
+    """The quadratic reading of the rule, word for word, over the first requests."""
+    rows = ROWS[:400]
+    numbers: list[int] = []
+    followed: set[int] = set()
+    for b, row in enumerate(rows):
+        fit = [
+            (rows[a].input_length // 512, a)
+            for a in range(b)
+            if a not in followed
+            and rows[a].timestamp < row.timestamp
+            and rows[a].input_length // 512 >= 2
+            and rows[a].hash_ids[rows[a].input_length // 512 - 1] in row.hash_ids
+            and row.input_length > rows[a].input_length
+        ]
+        followed |= {max(fit)[1]} if fit else set()
+        numbers.append(numbers[max(fit)[1]] if fit else max(numbers, default=-1) + 1)
+    assert max(Counter(numbers).values()) > 2
+    assert mooncake.reconstruct_sessions(rows) == numbers
+
+
+@pytest.mark.parametrize(
+    ("case", "second", "sessions"),
+    [
+        ("a longer prompt over the same blocks follows", line(1, [0, 1, 2, 3]), 1),
+        ("at the same time it does not", line(0, [0, 1, 2, 3]), 2),
+        ("over other blocks it does not", line(1, [0, 7, 8, 9]), 2),
+        ("a prompt no longer does not", line(1, [0, 1, 2]), 2),
+    ],
+)
+def test_a_request_follows_an_earlier_one_whose_blocks_it_extends(
+    tmp_path: Path, case: str, second: dict[str, Any], sessions: int
+) -> None:
+    assert len(load(tmp_path, line(0, [0, 1, 2]), second).sessions) == sessions, case
+
+
+def test_one_full_block_is_too_little_to_be_followed(tmp_path: Path) -> None:
+    first = line(0, [0, 1], tokens=800)
+    assert len(load(tmp_path, first, line(1, [0, 2, 3])).sessions) == 2
+
+
+def test_the_deepest_and_then_the_latest_is_followed_and_only_once(tmp_path: Path) -> None:
+    workload = load(
+        tmp_path,
+        line(0, [0, 1, 2]),
+        line(1, [0, 1, 4], tokens=1100),
+        line(1, [0, 1, 5], tokens=1200),
+        line(3, [0, 1, 2, 6]),  # the first is deepest
+        line(4, [0, 1, 7], tokens=1400),  # then the latest
+        line(5, [0, 1, 8], tokens=1300),  # then what is left
+    )
+    assert tokens(workload) == [[1536, 2048], [1100, 1300], [1200, 1400]]
+
+
+def test_equal_ids_give_equal_hashes_and_equal_hashes_mean_equal_prefixes() -> None:
+    of_id: dict[int, int] = {}
+    of_hash: dict[int, tuple[int, ...]] = {}
+    turns = [turn for each in mooncake.load(max_tokens=10**9).sessions for turn in each.turns]
+    rows = sorted(ROWS, key=lambda row: row.session or 0)  # stable: in order within a session
+    for turn, row in zip(turns, rows, strict=True):
+        assert len(turn.prompt_hashes) == row.input_length // 512
+        for end, hashed in enumerate(turn.prompt_hashes, 1):
+            assert of_id.setdefault(row.hash_ids[end - 1], hashed) == hashed
+            assert of_hash.setdefault(hashed, row.hash_ids[:end]) == row.hash_ids[:end]
+    assert len(of_id) == len(of_hash)
+
+
+def test_a_partial_last_block_has_no_hash_and_an_output_is_at_least_one_token(
+    tmp_path: Path,
+) -> None:
+    (one,) = load(tmp_path, line(0, [0, 1, 2], tokens=1025, output=0)).sessions
+    assert (len(one.turns[0].prompt_hashes), one.turns[0].output_tokens) == (2, 1)
+
+
+def test_one_id_under_two_prefixes_is_two_blocks(tmp_path: Path) -> None:
+    one, other = load(tmp_path, line(0, [1, 9]), line(1, [2, 9])).sessions
+    assert not set(one.turns[0].prompt_hashes) & set(other.turns[0].prompt_hashes)
+
+
+def test_the_window_keeps_what_arrives_in_it_and_counts_from_its_start(tmp_path: Path) -> None:
+    workload = load(
+        tmp_path,
+        line(0, [0, 1, 2]),
+        line(10_000, [0, 1, 2, 3]),
+        line(15_500, [0, 1, 2, 3, 4]),
+        line(20_000, [0, 1, 2, 3, 4, 5]),
+        window=(10, 20),
+    )
+    assert [[turn.at_s for turn in each.turns] for each in workload.sessions] == [[0.0, 5.5]]
+    assert workload.sessions[0].start_s == 0.0
+
+
+def test_long_turns_are_left_out_and_the_rest_of_their_session_stays(tmp_path: Path) -> None:
+    lines = [line(at, list(range(2 + at))) for at in range(3)]
+    assert tokens(load(tmp_path, *lines, line(3, [9, 8], output=1), max_tokens=1536)) == [
+        [1024],
+        [1024],
+    ]
+    told = [each | {"session": 0, "turn": turn} for turn, each in enumerate(lines, 1)]
+    told[1] |= {"output_length": 9_000}
+    assert tokens(load(tmp_path, *told, max_tokens=2148)) == [[1024, 2048]]
+
+
+GOOD = line(5, [0, 1])
+TOLD = {"session": 0, "turn": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([line(4, [0, 1])], ":2: timestamp: got 4 after 5, expected times that never run back"),
+        ([line(6, [0, 1], tokens=1025)], ":2: hash_ids: got 2 ids, expected 3, one for each 512"),
+        ([line(6, [0], tokens=-5)], ":2: input_length: got -5, expected `int` >= 1"),
+        ([line(6, [], tokens=0)], ":2: input_length: got 0, expected `int` >= 1"),
+        ([line(6, [0], output=-1)], ":2: output_length: got -1, expected `int` >= 0"),
+        ([line(-6, [0])], ":2: timestamp: got -6, expected `float` >= 0"),
+        ([line(6, [0, -1])], r":2: hash_ids\[1\]: got -1, expected `int` >= 0"),
+        ([GOOD | {"timestamp": "now"}], ":2: timestamp: got 'now', expected `float`"),
+        ([GOOD | {"hash_ids": 3}], ":2: hash_ids: got 3, expected `array`"),
+        ([{"timestamp": 6}], ":2: got no `input_length`, expected this field"),
+        ([GOOD | {"session": 3}], ":2: got session without turn, expected both or neither"),
+        ([GOOD | {"turn": 3}], ":2: got turn without session, expected both or neither"),
+        ([GOOD | TOLD], ":2: got a session and none on the line before, expected sessions on"),
+        ([GOOD | {"session": 0, "turn": 0}], ":2: turn: got 0, expected `int` >= 1"),
+    ],
+)
+def test_a_bad_line_is_told_with_file_line_what_came_and_what_was_expected(
+    tmp_path: Path, lines: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"trace\.jsonl" + message) as caught:
+        load(tmp_path, GOOD, *lines)
+    assert "\n" not in str(caught.value)
+
+
+def test_sessions_that_stop_or_turns_that_run_backwards_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=":2: got no session and one on the line before"):
+        load(tmp_path, GOOD | TOLD, GOOD)
+    with pytest.raises(ConfigError, match=":2: turn: got 1, expected more than 1, the turn befo"):
+        load(tmp_path, GOOD | TOLD, GOOD | TOLD)
+
+
+def test_an_empty_trace_and_a_missing_one_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trace\.jsonl: got no request at all"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match=r"none\.jsonl: cannot be read: No such file"):
+        mooncake.load(tmp_path / "none.jsonl")
+
+
+def test_a_truncated_trace_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jsonl.gz"
+    path.write_bytes(shipped(mooncake.SHIPPED).read_bytes()[:100_000])
+    with pytest.raises(ConfigError, match=r"cut\.jsonl\.gz:\d+: got gzip data that is cut short"):
+        mooncake.load(path)
+
+
+def test_a_window_or_length_that_leaves_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="window: got 900 to 1800 s, in which no request arr"):
+        mooncake.load(window=(900, 1800))
+    with pytest.raises(ConfigError, match="max_tokens: got 99, expected as many as the shortest"):
+        load(tmp_path, GOOD, max_tokens=99)
+
+
+@pytest.mark.parametrize("window", [(5.0, 5.0), (9.0, 1.0), (-1.0, 5.0), (float("nan"), 5.0)])
+def test_an_impossible_window_is_told(window: tuple[float, float]) -> None:
+    with pytest.raises(ConfigError, match=r"window: got .* s, expected 0 <= start < end"):
+        mooncake.load(window=window)
