@@ -28,6 +28,17 @@ from hear.messages import (
 )
 
 _V = TypeVar("_V")
+_REMEMBER_IDS = 65_536
+
+_OfContext = (
+    ContextOpened
+    | ContextVersioned
+    | ContextForked
+    | ContextPaused
+    | ContextResumed
+    | ContextClosed
+    | ReuseExpected
+)
 
 
 class RequestView(Struct):
@@ -72,6 +83,7 @@ class HarnessView:
         self._max_requests = max_requests
         self._max_contexts = max_contexts
         self._completed: OrderedDict[str, None] = OrderedDict()
+        self._seen: OrderedDict[str, None] = OrderedDict()
 
     def ready_requests(self) -> Iterator[RequestView]:
         """The requests that may run: said to be ready, and all that they depend on completed."""
@@ -80,13 +92,18 @@ class HarnessView:
                 yield request
 
     def apply(self, envelope: Envelope, message: Message) -> None:
-        """Take over an intent message or a request's outcome."""
+        """Take over an intent message or a request's outcome; one delivered twice counts once."""
         key, time_s = envelope.key, envelope.time_s
+        if envelope.id in self._seen:
+            return
+        self._keep(self._seen, envelope.id, None, _REMEMBER_IDS)
         if isinstance(message, WorkflowDescribed):
             if key.workflow is not None:
                 self._keep(self.workflows, key.workflow, message, self._max_contexts)
         elif isinstance(message, RequestDescribed | RequestReadinessChanged | RequestOutcome):
             self._apply_request(key, message, time_s)
+        elif not isinstance(message, _OfContext):
+            return
         elif key.context is not None:
             self._apply_context(key, message, time_s)
         self.changes.append((key, message))
@@ -101,6 +118,8 @@ class HarnessView:
             return
         known = self.requests.get(key.request)
         if isinstance(message, RequestDescribed):
+            if key.request in self._completed:
+                return  # its outcome took the shorter way
             view = RequestView(key.request, key, message, time_s, message.ready)
             self._keep(self.requests, key.request, view, self._max_requests)
             if key.context is not None:
@@ -123,7 +142,7 @@ class HarnessView:
                     context.turns += 1
                     context.last_completed_s = time_s
 
-    def _apply_context(self, key: Key, message: Message, time_s: float) -> None:
+    def _apply_context(self, key: Key, message: _OfContext, time_s: float) -> None:
         assert key.context is not None
         if isinstance(message, ContextClosed):
             self.contexts.pop(key.context, None)

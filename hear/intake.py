@@ -22,6 +22,7 @@ from hear.messages import (
     Key,
     OperationOutcome,
     OperationStatus,
+    Release,
     Withdraw,
 )
 from hear.operation import Operation
@@ -109,7 +110,7 @@ class Intake:
         deadline = control.deadline_s
         if deadline is None:
             deadline = envelope.time_s + DEFAULT_DEADLINE_S
-        if deadline <= now:
+        if not deadline > now:  # which a NaN is not either
             detail = f"deadline was {deadline:.3f} s, now is {now:.3f} s"
             self._refuse(step, envelope, "rejected", "deadline_passed", detail)
             return step
@@ -122,10 +123,10 @@ class Intake:
             deadline_s=min(deadline, now + MAX_DEADLINE_S),
         )
         self._open[operation.id] = operation
-        self._admit(step, operation, now)
+        self._admit(step, operation)
         return step
 
-    def _admit(self, step: Step, operation: Operation, now: float) -> None:
+    def _admit(self, step: Step, operation: Operation) -> None:
         control, key = operation.control, operation.key
         if refusal := self._check(operation):
             self._end(step, operation, "rejected", *refusal)
@@ -153,7 +154,7 @@ class Intake:
         axis = AXES[type(control)]
         if key.engine not in (None, self.engine):
             return "wrong_engine", f"this is {self.engine}, the key names {key.engine}"
-        if len(self._open) > self._max_open:
+        if axis != "none" and len(self._open) > self._max_open:  # the rest makes room
             return "overloaded", f"{self._max_open} operations are open"
         if axis in _CONTEXT_AXES:
             if key.context is None:
@@ -180,16 +181,24 @@ class Intake:
                 else:
                     self._end(step, operation, "rejected", "outranked", by)
                 return
-            displaced = verdict.displaced
-            if displaced is not None and displaced.id in self._open:
-                step.revert.append(displaced)
-                if displaced.source == operation.source:
-                    self._end(step, displaced, "completed", "renewed", operation.id)
-                else:
-                    self._end(step, displaced, "failed", "outranked", operation.source)
-        if operation.key.request is not None:
-            self._requests.setdefault(operation.key.request, set()).add(operation.id)
+            if verdict.displaced is not None and verdict.displaced.id in self._open:
+                self._displace(step, verdict.displaced, operation)
+        if place is not None and place[0] not in _CONTEXT_AXES:
+            self._requests[place[1]].add(operation.id)
         step.apply.append(operation)
+
+    def _displace(self, step: Step, old: Operation, new: Operation) -> None:
+        if old in step.apply:  # both were kept for the request that now came
+            step.apply.remove(old)
+        else:
+            step.revert.append(old)
+        if old.source != new.source:
+            self._end(step, old, "failed", "outranked", new.source)
+        elif old.id in self._standing:
+            reason = "released" if isinstance(new.control, Release) else "renewed"
+            self._end(step, old, "completed", reason, new.id)
+        else:
+            self._end(step, old, "failed", "replaced", new.id)  # its effect never took hold
 
     def _cancel(self, step: Step, operation: Operation, control: Cancel) -> None:
         target = self._open.get(control.target)
@@ -216,9 +225,9 @@ class Intake:
         self._end(step, operation, "completed")
 
     def _stop(self, step: Step, target: Operation, reason: str, detail: str) -> None:
-        step.revert.append(target)
-        if (place := place_of(AXES[type(target.control)], target.key)) is not None:
-            self._arbiter.drop(place, target)
+        if not self._unpark(target):
+            step.revert.append(target)
+            self._drop_claim(target)
         self._accept(target)
         self._end(step, target, "failed", reason, detail)
 
@@ -243,6 +252,10 @@ class Intake:
                     heappush(self._timers, (operation.deadline_s, operation.id))
                 return step
         self._end(step, operation, verdict.status, verdict.reason, verdict.detail, verdict.fallback)
+        # What is done to a request stands until the request ends; all else has left nothing that
+        # a later control would have to respect.
+        if verdict.status != "completed" or AXES[type(operation.control)] in _CONTEXT_AXES:
+            self._drop_claim(operation)
         return step
 
     def ended(self, event: OperationEnded) -> Step:
@@ -255,8 +268,7 @@ class Intake:
             self._end(
                 step, operation, outcome.status, outcome.reason, outcome.detail, outcome.fallback
             )
-            if (place := place_of(AXES[type(operation.control)], operation.key)) is not None:
-                self._arbiter.drop(place, operation)
+            self._drop_claim(operation)
         return step
 
     def request_arrived(self, key: Key, now: float) -> Step:
@@ -266,21 +278,24 @@ class Intake:
         self._requests.setdefault(key.request, set())
         self._saw_version(key)
         for operation in self._parked.pop(key.request, ()):
-            if operation.id in self._open:
+            if operation.deadline_s > now:
                 self._arbitrate(step, operation)
+            else:
+                self._end(step, operation, "failed", "deadline", "its request came too late")
         return step
 
     def request_ended(self, request: str) -> Step:
         """A request has left the engine; what is still open for it ends."""
         step = Step()
-        for operation_id in sorted(self._requests.pop(request, ())):
-            if (operation := self._open.get(operation_id)) is not None:
-                self._stop(step, operation, "request_gone", "the request has ended")
+        open_ones = [self._open[id] for id in sorted(self._requests.pop(request, ()))]
+        for operation in open_ones + self._parked.get(request, []):
+            self._stop(step, operation, "request_gone", "the request has ended")
         for axis in set(AXES.values()):
             if axis not in _CONTEXT_AXES:
                 self._arbiter.drop((axis, request))
-        self._gone.add(request)
-        self._gone_order.append(request)
+        if request not in self._gone:
+            self._gone.add(request)
+            self._gone_order.append(request)
         while len(self._gone_order) > self._remember:
             self._gone.discard(self._gone_order.popleft())
         return step
@@ -292,11 +307,7 @@ class Intake:
             operation = self._open.get(heappop(self._timers)[1])
             if operation is None:
                 continue
-            kept = self._parked.get(operation.key.request or "", [])
-            if operation in kept:
-                kept.remove(operation)
-                if not kept:
-                    del self._parked[operation.key.request or ""]
+            if self._unpark(operation):
                 self._end(step, operation, "failed", "deadline", "its request did not come")
             elif operation.id not in self._standing:
                 self._stop(step, operation, "deadline", "the effect was not there in time")
@@ -330,6 +341,21 @@ class Intake:
             if len(self._versions) > self._remember:
                 self._versions.popitem(last=False)
 
+    def _unpark(self, operation: Operation) -> bool:
+        """Whether an operation was kept for its request, and so never handed out."""
+        request = operation.key.request or ""
+        kept = self._parked.get(request, [])
+        if operation not in kept:
+            return False
+        kept.remove(operation)
+        if not kept:
+            del self._parked[request]
+        return True
+
+    def _drop_claim(self, operation: Operation) -> None:
+        if (place := place_of(AXES[type(operation.control)], operation.key)) is not None:
+            self._arbiter.drop(place, operation)
+
     @staticmethod
     def _accept(operation: Operation) -> None:
         if operation.phase == "submitted":
@@ -361,6 +387,8 @@ class Intake:
         operation.advance(status)
         del self._open[operation.id]
         self._standing.discard(operation.id)
+        if (of_request := self._requests.get(operation.key.request or "")) is not None:
+            of_request.discard(operation.id)
         answer = self._outcome(operation, status, reason, detail, fallback)
         self._remember_end(operation.id, answer)
         step.answers.append(answer)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from hear.codec import KINDS, topic_of
+from hear.codec import topic_of
 from hear.errors import LocalProtocolError
 from hear.messages import Envelope, Key
 
@@ -40,15 +40,15 @@ def token(text: str | None) -> str:
     return _UNSAFE.sub(lambda m: "".join(f"%{b:02x}" for b in m[0].encode()), text)
 
 
-def _instance(category: str, key: Key) -> str | None:
-    return key.workflow if category == "intent" else key.engine
-
-
 def stem(category: str, tenant: str, key: Key, kind: str) -> str:
     """The subject without its last token: the part that scopes sequence numbers."""
-    known = KINDS.get(kind)
-    topic = known.topic if known else token(topic_of(category, kind))
-    return f"{category}.{token(tenant)}.{token(_instance(category, key))}.{topic}"
+    return _stem(category, tenant, key.workflow if category == "intent" else key.engine, kind)
+
+
+@lru_cache(maxsize=65536)
+def _stem(category: str, tenant: str, instance: str | None, kind: str) -> str:
+    topic = token(topic_of(category, kind))
+    return f"{token(category)}.{token(tenant)}.{token(instance)}.{topic}"
 
 
 def subject(envelope: Envelope) -> str:

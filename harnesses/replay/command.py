@@ -171,8 +171,7 @@ def _plan(namespace: argparse.Namespace) -> Plan:
         plugins.load("parts", "policy-spec")(policy)
     plugins.load("engines", "simulated")(namespace.engine, block_size=512, name="engine0")
     options = {
-        name: getattr(namespace, name, None)
-        for name in ("trace", "max_tokens", "sessions", "rate")
+        name: getattr(namespace, name, None) for name in ("trace", "max_tokens", "sessions", "rate")
     }
     window = getattr(namespace, "window", None)
     return Plan(

@@ -44,9 +44,7 @@ class Source(Struct, frozen=True, kw_only=True):
         rates = {} if self.rate is None else {"rate": self.rate}
         if self.name == "agentic":
             return agentic.load(path, seed=seed, **limits, **rates)
-        return scbench.generate(
-            self.task, sessions=self.sessions, seed=seed, **limits, **rates
-        )
+        return scbench.generate(self.task, sessions=self.sessions, seed=seed, **limits, **rates)
 
 
 class Run(Struct, frozen=True, kw_only=True):

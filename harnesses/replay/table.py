@@ -76,6 +76,7 @@ def self_checks(results: Sequence[RunResult]) -> Text:
 class _Style:
     """How to lay out: ``stacked`` in narrow space; ``marked`` where bold can't be seen."""
 
+    name_width: int
     stacked: bool
     marked: bool
     plus_minus: str
@@ -89,12 +90,13 @@ class _Fitted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         plus_minus = "±" if options.encoding.lower().startswith("utf") else "+-"
-        marked = not console.is_terminal
-        wide = self._build(_Style(False, marked, plus_minus))
-        if Measurement.get(console, options, wide).maximum <= options.max_width:
-            yield wide
-        else:
-            yield self._build(_Style(True, marked, plus_minus))
+        boundless = options.update(width=10_000)
+        for name_width, stacked in ((40, False), (22, False), (22, True)):
+            style = _Style(name_width, stacked, not console.is_terminal, plus_minus)
+            table = self._build(style)
+            if Measurement.get(console, boundless, table).maximum <= options.max_width:
+                break
+        yield table
 
 
 class _Note:
@@ -118,10 +120,10 @@ class _Note:
             yield Text("; ".join(says), style="dim")
 
 
-def _table(title: str, first: str) -> Table:
+def _table(title: str, style: _Style) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", pad_edge=False)
     table.title_style = "bold"
-    table.add_column(first, overflow="fold", min_width=13, max_width=36, vertical="top")
+    table.add_column("policy", overflow="fold", min_width=13, max_width=style.name_width)
     return table
 
 
@@ -133,7 +135,7 @@ def _results(blocks: Sequence[Comparison], style: _Style) -> Table:
         "guard\nbroken": [line.guard_violations for line in lines],
     }
     complaints = {name: column for name, column in counts.items() if any(column)}
-    table = _table(f"{printable(blocks[0].workload)} on {printable(blocks[0].engine)}", "policy")
+    table = _table(f"{printable(blocks[0].workload)} on {printable(blocks[0].engine)}", style)
     for metric in metrics:
         table.add_column(_heading(metric), justify="right", no_wrap=True)
     for name in complaints:
@@ -184,7 +186,7 @@ def _join(separator: str, cell: Cell, parts: Sequence[str]) -> Text:
 
 
 def _costs(lines: Sequence[CostLine], style: _Style) -> Table:
-    table = _table("What the protocol cost", "policy")
+    table = _table("What the protocol cost", style)
     categories = list(dict.fromkeys(category for line in lines for category in line.messages))
     headings = [f"{category}\nmessages" for category in categories]
     headings += ["decisions", "controls", "policy\ncode ms", "us a\ndecision", "share of\nrun time"]
