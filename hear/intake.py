@@ -192,6 +192,7 @@ class Intake:
             step.apply.remove(old)
         else:
             step.revert.append(old)
+        self._accept(old)
         if old.source != new.source:
             self._end(step, old, "failed", "outranked", new.source)
         elif old.id in self._standing:

@@ -11,13 +11,15 @@ Removing a block makes its descendants unreachable, which costs as much as there
 the ends of prompts first, so there are seldom any.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from hear.blocks import unpack
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored
 
 _NO_CHILDREN: Final[tuple[int, ...]] = ()
+_LONG: Final = 8
+"""From how many blocks on it pays to look at a chain as a whole first (benchmarks/hot_paths.py)."""
 
 
 class _Watch:
@@ -35,11 +37,14 @@ class ResidencyDirectory:
     """The blocks of one engine, by tier."""
 
     def __init__(self) -> None:
-        self._tiers: dict[str, set[int]] = {}
-        self._reachable: set[int] = set()
-        self._parents: dict[int, int | None] = {}
+        # Each tier maps its blocks to their parents. With millions of blocks each further table
+        # that a block stands in costs memory and a cache miss.
+        self._tiers: dict[str, dict[int, int | None]] = {}
+        self._num_blocks = 0
         # Nearly every block has one child at most, so a lone child is kept bare.
         self._children: dict[int, int | set[int]] = {}
+        # Kept rather than the reachable ones, since there are hardly ever any.
+        self._unreachable: set[int] = set()
         self._watches: dict[str, _Watch] = {}
         self._watchers: dict[int, set[_Watch]] = {}
         # Watches of which a watched block moved within the change that is being applied.
@@ -66,46 +71,67 @@ class ResidencyDirectory:
         """Forget every block, but not who watches."""
         for held in self._tiers.values():
             held.clear()
-        self._reachable.clear()
-        self._parents.clear()
+        self._num_blocks = 0
         self._children.clear()
+        self._unreachable.clear()
         self._touched.update(self._watches.values())
         self._settle()
 
     def _stored(self, tier: str, parent: int | None, hashes: Sequence[int]) -> None:
-        held = self._tiers.setdefault(tier, set())
-        parents, children, reachable = self._parents, self._children, self._reachable
+        held = self._tiers.setdefault(tier, {})
+        others = self._others(held)
+        if len(hashes) >= _LONG and self._stored_new(held, others, parent, list(hashes)):
+            return
         for block in hashes:
-            held.add(block)
-            if block not in parents:
-                parents[block] = parent
-                if parent is not None:
-                    if parent in children:
-                        self._adopt(parent, block)
-                    else:
-                        children[parent] = block
-                if parent is None or parent in reachable:
-                    if block in children:
-                        self._reach(block)
-                    else:
-                        reachable.add(block)
-                        if block in self._watchers:
-                            self._touched |= self._watchers[block]
+            if block not in held:
+                for other in others:
+                    if block in other:
+                        held[block] = other[block]
+                        break
+                else:
+                    self._add(held, block, parent)
             parent = block
+
+    def _stored_new(
+        self,
+        held: dict[int, int | None],
+        others: Sequence[dict[int, int | None]],
+        parent: int | None,
+        blocks: list[int],
+    ) -> bool:
+        """Take over a whole chain at once; returns False if it is not reachable and all new."""
+        if self._unreachable or not (parent is None or self._is_reachable(parent)):
+            return False
+        if not all(known.keys().isdisjoint(blocks) for known in (held, *others)):
+            return False
+        num_held = len(held)
+        held.update(zip(blocks, [parent, *blocks], strict=False))
+        if len(held) < num_held + len(blocks):  # a block stands in it twice
+            for block in blocks:
+                held.pop(block, None)
+            return False
+        self._num_blocks += len(blocks)
+        if parent is not None:
+            self._adopt(parent, blocks[0])
+        self._children.update(zip(blocks, blocks[1:], strict=False))
+        if self._watchers and not self._watchers.keys().isdisjoint(blocks):
+            for block in blocks:
+                self._touch(block)
+        return True
 
     def _removed(self, tier: str, hashes: Iterable[int]) -> None:
         held = self._tiers.get(tier)
-        if held is None:
+        if not held:
             return
-        others = [blocks for name, blocks in self._tiers.items() if name != tier and blocks]
+        others = self._others(held)
         for block in hashes:
             if block in held:
-                held.remove(block)
-                for blocks in others:
-                    if block in blocks:
+                parent = held.pop(block)
+                for other in others:
+                    if block in other:
                         break
                 else:
-                    self._forget(block)
+                    self._forget(block, parent)
 
     def _cleared(self, tier: str | None) -> None:
         if tier is None:
@@ -113,8 +139,35 @@ class ResidencyDirectory:
         else:
             self._removed(tier, list(self._tiers.get(tier, ())))
 
-    def _forget(self, block: int) -> None:
-        parent = self._parents.pop(block)
+    def _others(self, held: dict[int, int | None]) -> list[dict[int, int | None]]:
+        if len(self._tiers) == 1:
+            return []
+        return [other for other in self._tiers.values() if other is not held and other]
+
+    def _is_reachable(self, block: int) -> bool:
+        for held in self._tiers.values():
+            if block in held:
+                return block not in self._unreachable
+        return False
+
+    def _add(self, held: dict[int, int | None], block: int, parent: int | None) -> None:
+        reachable = parent is None or self._is_reachable(parent)
+        held[block] = parent
+        self._num_blocks += 1
+        if parent is not None:
+            self._adopt(parent, block)
+        if not reachable:
+            self._unreachable.add(block)
+            return
+        if block in self._watchers:
+            self._touched |= self._watchers[block]
+        if self._unreachable:
+            for found in self._descendants(block):
+                self._unreachable.discard(found)
+                self._touch(found)
+
+    def _forget(self, block: int, parent: int | None) -> None:
+        self._num_blocks -= 1
         if parent is not None:
             children = self._children[parent]
             if isinstance(children, set):
@@ -123,50 +176,49 @@ class ResidencyDirectory:
                     self._children[parent] = children.pop()
             else:
                 del self._children[parent]
-        if block in self._reachable:
-            self._unreach(block)
+        if block in self._unreachable:
+            self._unreachable.discard(block)
+            return
+        if block in self._watchers:
+            self._touched |= self._watchers[block]
+        if block in self._children:
+            for lost in self._descendants(block):
+                self._unreachable.add(lost)
+                self._touch(lost)
 
     def _adopt(self, parent: int, block: int) -> None:
-        children = self._children[parent]
+        children = self._children.setdefault(parent, block)
         if isinstance(children, set):
             children.add(block)
-        else:
+        elif children != block:
             self._children[parent] = {children, block}
 
-    def _children_of(self, block: int) -> Iterable[int]:
-        children = self._children.get(block, _NO_CHILDREN)
-        return (children,) if isinstance(children, int) else children
-
-    def _reach(self, first: int) -> None:
-        todo = [first]
+    def _descendants(self, block: int) -> Iterator[int]:
+        todo = [block]
         while todo:
-            block = todo.pop()
-            self._reachable.add(block)
-            if block in self._watchers:
-                self._touched |= self._watchers[block]
-            if block in self._children:
-                todo.extend(self._children_of(block))
+            children = self._children.get(todo.pop(), _NO_CHILDREN)
+            more = (children,) if isinstance(children, int) else children
+            yield from more
+            todo.extend(more)
 
-    def _unreach(self, first: int) -> None:
-        todo = [first]
-        while todo:
-            block = todo.pop()
-            self._reachable.remove(block)
-            if block in self._watchers:
-                self._touched |= self._watchers[block]
-            if block in self._children:
-                todo.extend(self._children_of(block))
+    def _touch(self, block: int) -> None:
+        if block in self._watchers:
+            self._touched |= self._watchers[block]
 
     # -- what a reader asks -------------------------------------------------------------------
 
     def match(self, hashes: Sequence[int]) -> int:
         """How many blocks from the start of a prompt can be reused, in any tier."""
-        reachable = self._reachable
+        tiers = [held for held in self._tiers.values() if held]
+        unreachable = self._unreachable
         low, high = 0, len(hashes)
         while low < high:
             middle = (low + high) // 2
-            if hashes[middle] in reachable:
-                low = middle + 1
+            block = hashes[middle]
+            for held in tiers:
+                if block in held and block not in unreachable:
+                    low = middle + 1
+                    break
             else:
                 high = middle
         return low
@@ -182,7 +234,7 @@ class ResidencyDirectory:
 
     def num_blocks(self, tier: str | None = None) -> int:
         """How many different blocks a tier, or any tier, holds."""
-        return len(self._parents) if tier is None else len(self._tiers.get(tier, ()))
+        return self._num_blocks if tier is None else len(self._tiers.get(tier, ()))
 
     # -- who is told --------------------------------------------------------------------------
 

@@ -10,12 +10,22 @@ from collections.abc import Iterable
 
 from hear.blocks import unpack
 from hear.engine_view import EngineView, EngineViews
-from hear.errors import ConfigError
+from hear.errors import ConfigError, RemoteProtocolError
 from hear.harness_view import HarnessView
 from hear.messages import Key, Prioritise, QueueChanged, QueueSnapshot, RequestDescribed
 from hear.seams import Ask
 
 DEFAULT_PRIORITY = 0
+
+
+class _Followed:
+    """The requests of one engine that are watched, and the priority that each has by now."""
+
+    __slots__ = ("epoch", "priorities")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.priorities: dict[str, int] = {}
 
 
 class CacheAware:
@@ -37,59 +47,79 @@ class CacheAware:
         if not 0 < hot_share <= 1:
             raise ConfigError(f"cache-aware: hot share {hot_share}, expected a number in (0, 1]")
         self._hot_share = hot_share
-        self._asked: dict[tuple[str, str], int] = {}
+        self._followed: dict[str, _Followed] = {}
 
     def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
         """Ask for the priorities that have changed since the last decision."""
-        fresh: dict[tuple[str, str], None] = {}
+        fresh: dict[tuple[str, str], bool] = {}  # whether it was described anew
         for key, message in h.changes:
-            engine, request = key.engine, key.request
-            if isinstance(message, RequestDescribed) and request and engine in s and engine:
+            if not (isinstance(message, RequestDescribed) and key.request and key.engine):
+                continue
+            if key.engine in s:
                 # It may stand in the queue already: intent and state travel apart.
-                fresh[engine, request] = None
+                fresh[key.engine, key.request] = True
         for view, state in s.changes:
             if isinstance(state, QueueChanged):
                 for waiting in state.waiting:
-                    fresh[view.name, waiting.request] = None
+                    fresh.setdefault((view.name, waiting.request), False)
                 for request in (*state.started, *state.ended):
                     self._forget(view, request)
             elif isinstance(state, QueueSnapshot):
-                for request in [r for name, r in self._asked if name == view.name]:
+                for request in list(self._of(view).priorities):
                     if request not in view.waiting:
                         self._forget(view, request)
                 for request in view.waiting:
-                    fresh[view.name, request] = None
-        for name, request in fresh:
-            yield from self._watch(h, s[name], request)
+                    fresh.setdefault((view.name, request), False)
+        for (name, request), anew in fresh.items():
+            yield from self._follow(h, s[name], request, anew)
         for view in s.values():
             if not view.residency_known:
                 continue  # what is believed of it may be wrong; the last order stands
             for request in view.residency.take_changed():
                 yield from self._prioritise(h, view, request)
 
-    def _watch(self, h: HarnessView, view: EngineView, request: str) -> Iterable[Ask]:
-        described = h.requests.get(request)
-        if request in view.waiting and described and described.description.prefix_hashes:
-            if (view.name, request) not in self._asked:
-                self._asked[view.name, request] = DEFAULT_PRIORITY
-                view.residency.watch(request, unpack(described.description.prefix_hashes))
-            if view.residency_known:
-                yield from self._prioritise(h, view, request)
+    def _of(self, view: EngineView) -> _Followed:
+        followed = self._followed.get(view.name)
+        if followed is None or followed.epoch != view.epoch:
+            if followed is not None:  # the engine restarted, and knows none of them
+                for request in followed.priorities:
+                    view.residency.unwatch(request)
+            followed = self._followed[view.name] = _Followed(view.epoch)
+        return followed
+
+    def _follow(self, h: HarnessView, view: EngineView, request: str, anew: bool) -> Iterable[Ask]:
+        waiting, described = view.waiting.get(request), h.requests.get(request)
+        if waiting is None or described is None:
+            return
+        priorities = self._of(view).priorities
+        if anew or request not in priorities:
+            try:
+                hashes = unpack(described.description.prefix_hashes)
+            except RemoteProtocolError:
+                return  # whoever described it made a mistake; it keeps its place
+            if not hashes:
+                return
+            # One that was preempted comes back with the priority that it had.
+            priorities.setdefault(request, waiting.priority)
+            view.residency.watch(request, hashes)
+        if view.residency_known:
+            yield from self._prioritise(h, view, request)
 
     def _forget(self, view: EngineView, request: str) -> None:
-        if self._asked.pop((view.name, request), None) is not None:
+        if self._of(view).priorities.pop(request, None) is not None:
             view.residency.unwatch(request)
 
     def _prioritise(self, h: HarnessView, view: EngineView, request: str) -> Iterable[Ask]:
         described = h.requests.get(request)
-        if described is None:
+        priorities = self._of(view).priorities
+        if described is None or request not in priorities:
             return
         description = described.description
         reusable = view.residency.count(request)
         hot = reusable * description.block_size >= self._hot_share * description.prompt_tokens
-        priority = -reusable if hot and reusable else DEFAULT_PRIORITY
-        if priority != self._asked[view.name, request]:
-            self._asked[view.name, request] = priority
+        priority = -reusable if hot else DEFAULT_PRIORITY
+        if priority != priorities[request]:
+            priorities[request] = priority
             reason = f"{reusable} blocks to reuse" if hot else "no longer hot"
             yield Ask(
                 Prioritise(priority=priority, reason=reason), Key(request=request, engine=view.name)

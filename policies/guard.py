@@ -1,7 +1,8 @@
 """Guard-W: no request waits longer than W seconds while later ones pass it (paper, section 4.2).
 
-A requirement, sent as soon as the request is described; the engine then moves the request to a
-protected class once it has waited W seconds. It can be updated: the latest bound counts.
+A requirement, sent as soon as the request is described and ready; the engine then moves the
+request to a protected class once it has waited W seconds. It can be updated: the latest bound
+counts.
 """
 
 from collections.abc import Iterable
@@ -9,14 +10,26 @@ from collections.abc import Iterable
 from hear.engine_view import EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView
-from hear.messages import BoundWait, Key, RequestDescribed
+from hear.messages import (
+    BoundWait,
+    Key,
+    RequestDescribed,
+    RequestOutcome,
+    RequestReadinessChanged,
+)
 from hear.seams import Ask
+
+_MAX_GUARDED = 100_000
 
 
 class Guard:
-    """Bounds the wait of every request that names its engine."""
+    """Bounds the wait of every request that names its engine, once."""
 
-    observes = ("intent.default.*.request_described.>",)
+    observes = (
+        "intent.default.*.request_described.>",
+        "intent.default.*.request_readiness_changed.>",
+        "outcome.default.*.request_outcome.>",
+    )
 
     def __init__(self, max_wait_s: float = 40.0) -> None:
         """``max_wait_s`` is W; the paper uses 40 and 60 s.
@@ -30,9 +43,26 @@ class Guard:
         self._control = BoundWait(
             max_wait_s=max_wait_s, force="requirement", reason=f"wait at most {max_wait_s:g} s"
         )
+        self._guarded: dict[str, str] = {}  # requests that have not ended, and on which engine
 
     def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
-        """Guard each request that was described since the last decision."""
+        """Guard each request that was described, or became ready, since the last decision."""
         for key, message in h.changes:
-            if isinstance(message, RequestDescribed) and key.engine is not None:
-                yield Ask(self._control, Key(request=key.request, engine=key.engine))
+            if key.request is None:
+                continue
+            if isinstance(message, RequestOutcome):
+                if message.status != "accepted":
+                    self._guarded.pop(key.request, None)
+            elif isinstance(message, RequestDescribed | RequestReadinessChanged):
+                # A bound for a request that comes much later would not be kept for it.
+                known = h.requests.get(key.request)
+                if message.ready and known is not None and known.key.engine is not None:
+                    yield from self._guard(key.request, known.key.engine)
+
+    def _guard(self, request: str, engine: str) -> Iterable[Ask]:
+        if self._guarded.get(request) == engine:
+            return
+        self._guarded[request] = engine
+        if len(self._guarded) > _MAX_GUARDED:  # ends that were never heard of
+            del self._guarded[next(iter(self._guarded))]
+        yield Ask(self._control, Key(request=request, engine=engine))

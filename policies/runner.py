@@ -1,18 +1,14 @@
 """Runs one policy: keeps its views, calls it once for each burst of messages, sends its controls.
 
-A policy that raises, or that does not return, is reported; its controls end and it is left out,
-while everything else goes on.
+A policy that raises, does not return or asks for what it may not is reported; its controls end
+and it is left out, while everything else goes on.
 """
 
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
-from types import FrameType
 
 import structlog
 import trio
@@ -20,7 +16,7 @@ import trio
 from hear.codec import open_body
 from hear.delivery import Outbox, Sequencer
 from hear.engine_view import EngineViews
-from hear.errors import BusError, RemoteProtocolError
+from hear.errors import BusError, LaggedError, ProtocolError, RemoteProtocolError
 from hear.harness_view import HarnessView
 from hear.intake import DEFAULT_DEADLINE_S
 from hear.messages import (
@@ -34,6 +30,8 @@ from hear.messages import (
     Retain,
     Withdraw,
 )
+from hear.policies.asks import check_ask
+from hear.policies.watchdog import TimeLimitPassed, time_limit
 from hear.seams import Ask, Bus, Policy, Subscription
 
 _log = structlog.get_logger("hear.policy")
@@ -42,10 +40,6 @@ DECIDE_LIMIT_S = 5.0
 """Longest time, by the wall clock, that one decision may take."""
 
 _GUARD_LIFE_S = 86_400.0
-
-
-class _DecisionTimeout(BaseException):
-    """Raised inside a policy that does not return. Not an Exception, so that it is not caught."""
 
 
 @dataclass(slots=True)
@@ -70,24 +64,33 @@ class PolicyRunner:
         *,
         source: str | None = None,
         tenant: str = DEFAULT_TENANT,
+        epoch: int = 1,
         decide_limit_s: float = DECIDE_LIMIT_S,
+        leave_limit_s: float = DEFAULT_DEADLINE_S,
     ) -> None:
+        """Run ``policy`` under the name ``source``, its own by default.
+
+        ``epoch`` is the incarnation of that source: who starts it again on the same bus has to
+        give a larger one, since engines remember the operations of the last. ``leave_limit_s`` is
+        how long ``run`` waits, at its end, for the answers that are still owed.
+        """
         self.policy = policy
         self.source = source or policy.name
         self.statistics = PolicyStatistics()
         self.stopped = trio.Event()
         self._bus = bus
         self._tenant = tenant
-        self._sequencer = Sequencer(self.source, tenant=tenant)
+        self._sequencer = Sequencer(self.source, epoch, tenant)
         self._outbox = Outbox()
         self._h = HarnessView()
         self._s = EngineViews()
         self._decide_limit_s = decide_limit_s
+        self._leave_limit_s = leave_limit_s
         self._serving = trio.CancelScope()
 
     @property
     def num_open(self) -> int:
-        """Operations of this policy without a terminal outcome."""
+        """Operations of this policy without a terminal outcome; none once ``run`` has ended."""
         return len(self._outbox)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -95,38 +98,58 @@ class PolicyRunner:
 
         The answers to what is still open are awaited for a bounded time.
         """
-        patterns = {*self.policy.observes, f"outcome.{self._tenant}.>"}
-        patterns.add(f"state.{self._tenant}.*.capabilities.>")
-        async with self._bus.subscribe(sorted(patterns), name=self.source) as messages:
-            try:
-                with self._serving:
-                    task_status.started()
-                    while self.statistics.failure is None:
-                        await self._turn(messages)
-                self._withdraw()
-                with trio.move_on_after(DEFAULT_DEADLINE_S):
-                    while len(self._outbox):
-                        for envelope in await messages.receive():
-                            self._hear(envelope)
-            except BusError as error:
-                self._fail(f"lost the bus: {error}")
-            finally:
-                self.stopped.set()
+        own = {f"outcome.{self._tenant}.>", f"state.{self._tenant}.*.capabilities.>"}
+        try:
+            if not await self._serve({*self.policy.observes, *own}, task_status):
+                # It was shut out for being slow, and still has to take back what it asked for.
+                async with self._bus.subscribe(sorted(own), name=self.source) as messages:
+                    await self._leave(messages)
+        except BusError as error:
+            self._fail(f"lost the bus: {error}")
+        finally:
+            self._count_lost(self._outbox.due(inf)[1])
+            self.stopped.set()
 
     def stop(self) -> None:
         """Let ``run`` come to its end."""
         self._serving.cancel()
 
-    async def _turn(self, messages: Subscription) -> None:
+    async def _serve(self, patterns: Iterable[str], task_status: trio.TaskStatus[None]) -> bool:
+        """Serve and leave; returns False if the subscription was over before."""
+        async with self._bus.subscribe(sorted(patterns), name=self.source) as messages:
+            try:
+                with self._serving:
+                    task_status.started()
+                    while self.statistics.failure is None:
+                        await self._hear_next(messages)
+                        if self._h.changes or self._s.changes:
+                            self._decide()
+                await self._leave(messages)
+            except LaggedError as error:
+                self._fail(f"was too slow: {error}")
+                return False
+        return True
+
+    async def _leave(self, messages: Subscription) -> None:
+        for engine in self._s:
+            self._send(Ask(Withdraw(reason=f"{self.source} leaves"), Key(engine=engine)))
+        with trio.move_on_after(self._leave_limit_s):
+            while len(self._outbox):
+                await self._hear_next(messages)
+
+    async def _hear_next(self, messages: Subscription) -> None:
+        """Take over what has come, and send again what was not answered in time."""
+        due = self._outbox.next_due()
         batch: Iterable[Envelope] = ()
-        with trio.move_on_at(self._outbox.next_due() or inf):
+        with trio.move_on_at(inf if due is None else due):
             batch = await messages.receive()
         for envelope in batch:
             if self._hear(envelope):
                 messages.request_snapshot(envelope)
-        self._send_again()
-        if self._h.changes or self._s.changes:
-            self._decide()
+        again, lost = self._outbox.due(trio.current_time())
+        self._count_lost(lost)
+        for envelope in again:
+            self._bus.publish(envelope)
 
     # -- what is heard ------------------------------------------------------------------------
 
@@ -136,19 +159,23 @@ class PolicyRunner:
             message = open_body(envelope)
         except RemoteProtocolError as error:
             _log.warning("message.unreadable", policy=self.source, error=str(error))
-            return False
+            return False  # as if it had not come; of state, the next one shows the gap
         if message is None:
             return False
+        if envelope.category == "state":
+            engine = envelope.key.engine or envelope.source
+            self._count_lost(self._outbox.hear_epoch(engine, envelope.epoch))
+            try:
+                needs_snapshot = self._s.apply(envelope, message)
+            except RemoteProtocolError as error:
+                _log.warning("message.unreadable", policy=self.source, error=str(error))
+                return True
+            self.statistics.gaps = self._s.gaps
+            return needs_snapshot
         if isinstance(message, OperationOutcome):
             operation = self._outbox.hear(envelope.key, message)
             if operation is not None and operation.terminal:
-                self.statistics.outcomes[message.status] += 1
-        elif envelope.category == "state":
-            engine = envelope.key.engine or envelope.source
-            self._count_lost(self._outbox.hear_epoch(engine, envelope.epoch))
-            needs_snapshot = self._s.apply(envelope, message)
-            self.statistics.gaps = self._s.gaps
-            return needs_snapshot
+                self.statistics.outcomes[operation.phase] += 1
         elif envelope.category == "intent" or isinstance(message, RequestOutcome):
             self._h.apply(envelope, message)
         return False
@@ -157,41 +184,41 @@ class PolicyRunner:
         for _ in lost:
             self.statistics.outcomes["failed"] += 1
 
-    def _send_again(self) -> None:
-        again, lost = self._outbox.due(trio.current_time())
-        self._count_lost(lost)
-        for envelope in again:
-            self._bus.publish(envelope)
-
     # -- what is decided ----------------------------------------------------------------------
 
     def _decide(self) -> None:
         self._h.now = trio.current_time()
         begun = time.perf_counter()
         try:
-            with _time_limit(self._decide_limit_s):
+            with time_limit(self._decide_limit_s):
                 asks = list(self.policy.decide(self._h, self._s))
-        except _DecisionTimeout:
-            self._fail(f"did not decide within {self._decide_limit_s} s")
+        except TimeLimitPassed:
             asks = []
-        except Exception as error:
+            self._fail(f"did not decide within {self._decide_limit_s:g} s")
+        except (Exception, SystemExit) as error:
+            asks = []
             self._fail(f"raised {type(error).__name__}: {error}")
-            asks = []
         self.statistics.decide_s += time.perf_counter() - begun
         self.statistics.decisions += 1
         self._h.changes.clear()
         self._s.changes.clear()
         for ask in asks:
-            self._send(ask)
+            try:
+                self._send(check_ask(ask))
+            except ProtocolError as error:
+                self._fail(str(error))
+                return
 
     def _send(self, ask: Ask) -> None:
-        control, key = ask
+        """Publish what a policy asks for.
+
+        Raises:
+            ProtocolError: it has no form on the wire.
+        """
+        message, key = ask
         now = trio.current_time()
-        if not isinstance(control, Control):
-            self._bus.publish(self._sequencer.wrap(control, key, now))
-            return
-        if key.engine is None:
-            self._fail(f"asked for {type(control).__name__} without an engine in the key")
+        if not isinstance(message, Control):
+            self._bus.publish(self._sequencer.wrap(message, key, now))
             return
         key = Key(
             request=key.request,
@@ -201,13 +228,13 @@ class PolicyRunner:
             operation=self._sequencer.next_id(),
             workflow=key.workflow,
         )
-        envelope = self._sequencer.wrap(control, key, now)
-        life = DEFAULT_DEADLINE_S if control.deadline_s is None else control.deadline_s - now
-        if isinstance(control, Retain):
-            life += control.lease_s
-        elif isinstance(control, BoundWait):
+        envelope = self._sequencer.wrap(message, key, now)
+        life = DEFAULT_DEADLINE_S if message.deadline_s is None else message.deadline_s - now
+        if isinstance(message, Retain):
+            life += message.lease_s
+        elif isinstance(message, BoundWait):
             life += _GUARD_LIFE_S  # it ends with its request
-        self._outbox.submit(envelope, control, now, now + life + DEFAULT_DEADLINE_S)
+        self._outbox.submit(envelope, message, now, now + life + DEFAULT_DEADLINE_S)
         self.statistics.controls += 1
         self._bus.publish(envelope)
 
@@ -215,36 +242,3 @@ class PolicyRunner:
         if self.statistics.failure is None:
             self.statistics.failure = why
             _log.error("policy.failed", policy=self.source, why=why)
-
-    def _withdraw(self) -> None:
-        for engine in self._s:
-            self._send(Ask(Withdraw(reason=f"{self.source} leaves"), Key(engine=engine)))
-
-
-# -- the watchdog -----------------------------------------------------------------------------
-
-
-@contextmanager
-def _time_limit(limit_s: float) -> Iterator[None]:
-    """Raise ``_DecisionTimeout`` in the code inside once ``limit_s`` of wall time have passed.
-
-    Python can only be interrupted by a signal, and only in the main thread; elsewhere, and where
-    there are no interval timers, a decision is not limited.
-    """
-    if (
-        not hasattr(signal, "setitimer")
-        or threading.current_thread() is not threading.main_thread()
-    ):
-        yield
-        return
-
-    def on_alarm(number: int, frame: FrameType | None) -> None:
-        raise _DecisionTimeout
-
-    before = signal.signal(signal.SIGALRM, on_alarm)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -11,7 +11,7 @@ the row of its depth and that towards the whole by ``prior_weight`` pseudo-obser
 
 from bisect import bisect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hear.engine_view import EngineViews
 from hear.errors import ConfigError
@@ -85,6 +85,24 @@ class ContinuationEstimator:
         )
 
 
+@dataclass(slots=True)
+class _Known:
+    """A context that was served of late.
+
+    ``requests`` holds the cell that each request falls in when it completes; it is fixed when the
+    request is described, so that it tells nothing of what came after. ``idle`` is the cell in
+    which the last one completed. One that was closed is still known, since the outcome of its last
+    request may be on the way.
+    """
+
+    touched_s: float
+    requests: dict[str, Cell] = field(default_factory=dict)
+    idle: Cell | None = None
+    estimate: float = 0.0
+    engines: dict[str, None] = field(default_factory=dict)  # those that were asked for a lease
+    closed: bool = False
+
+
 class SessionAware:
     """Leases each context by the estimate that its session continues."""
 
@@ -98,6 +116,8 @@ class SessionAware:
     def __init__(self, lease_s: float = 3600.0) -> None:
         """``lease_s`` is how long a context is leased for after each turn.
 
+        A context of which nothing is heard for as long is forgotten.
+
         Raises:
             ConfigError: it is not a positive number.
         """
@@ -105,50 +125,84 @@ class SessionAware:
             raise ConfigError(f"session-aware: lease {lease_s} s, expected a positive number")
         self._lease_s = lease_s
         self._estimator = ContinuationEstimator()
-        self._idle: dict[str, Cell] = {}
-        self._leased: dict[str, float] = {}
+        self._known: dict[str, _Known] = {}  # the one that was touched longest ago stands first
 
     def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
         """Learn from what has come, and lease the contexts that are served."""
         for key, message in h.changes:
             if key.context is None:
                 continue
+            context = h.contexts.get(key.context)
             if isinstance(message, RequestDescribed):
-                cell = self._idle.pop(key.context, None)
-                if cell is not None:
-                    self._estimator.returned(cell)
+                known = self._touch(key.context, h.now)
+                known.closed = False
+                if known.idle is not None:
+                    self._estimator.returned(known.idle)
+                    known.idle = None
+                if key.request is not None:
+                    known.requests[key.request] = self._cell(context, 1)
             elif isinstance(message, ContextClosed):
-                self._idle.pop(key.context, None)
-                if self._leased.pop(key.context, None) is not None:
-                    for engine in s:
-                        yield Ask(
-                            Release(reason="context closed"),
-                            Key(context=key.context, engine=engine),
-                        )
-            elif isinstance(message, RequestOutcome) and key.engine is not None:
-                context = h.contexts.get(key.context)
-                if context is not None:
-                    yield from self._served(key, context, message)
+                known = self._touch(key.context, h.now)
+                known.idle, known.closed = None, True
+                for engine in known.engines:
+                    yield Ask(
+                        Release(reason="context closed"), Key(context=key.context, engine=engine)
+                    )
+                known.engines.clear()
+            elif isinstance(message, RequestOutcome):
+                yield from self._served(key, context, message, h.now)
+        self._forget(h.now)
 
-    def _served(self, key: Key, context: ContextView, outcome: RequestOutcome) -> Iterable[Ask]:
+    def _cell(self, context: ContextView | None, more: int) -> Cell:
+        if context is None:
+            return self._estimator.cell(1, [])
+        return self._estimator.cell(max(context.turns + more, 1), context.gaps_s)
+
+    def _touch(self, context: str, now: float) -> _Known:
+        known = self._known.pop(context, None) or _Known(now)
+        known.touched_s = now
+        self._known[context] = known
+        return known
+
+    def _forget(self, now: float) -> None:
+        while self._known:
+            oldest = next(iter(self._known))
+            if now - self._known[oldest].touched_s < self._lease_s:
+                return
+            del self._known[oldest]
+
+    def _served(
+        self, key: Key, context: ContextView | None, outcome: RequestOutcome, now: float
+    ) -> Iterable[Ask]:
+        assert key.context is not None
         # The lease is asked for when the request is accepted, so that it holds at the moment when
         # its blocks come free, and again after it if the estimate has moved.
-        if outcome.status == "accepted":
-            cell = self._estimator.cell(context.turns + 1, context.gaps_s)
-        elif outcome.status == "completed":
-            cell = self._estimator.cell(context.turns, context.gaps_s)
+        known = self._touch(key.context, now)
+        accepted = outcome.status == "accepted"
+        cell = known.requests.get(key.request or "")
+        if cell is None:  # nobody described it, or not yet
+            cell = self._cell(context, 1 if accepted else 0)
+        if not accepted:
+            known.requests.pop(key.request or "", None)
+            if outcome.status != "completed":
+                return
             self._estimator.completed(cell)
-            self._idle[context.id] = cell
-        else:
+            if known.requests:  # the next one did not wait for it
+                self._estimator.returned(cell)
+            elif not known.closed:
+                known.idle = cell
+        if known.closed or key.engine is None:
             return
         estimate = max(self._estimator.probability(cell), _FLOOR)
         about = Key(context=key.context, context_version=key.context_version, engine=key.engine)
-        if outcome.status == "completed":
+        if not accepted:
             prediction = ReuseExpected(basis="predicted", probability=estimate, predictor=self.name)
             yield Ask(prediction, about)
-            if abs(self._leased.get(context.id, 0.0) / estimate - 1) < _RENEW_CHANGE:
+            leased = known.estimate if key.engine in known.engines else 0.0
+            if abs(leased / estimate - 1) < _RENEW_CHANGE:
                 return
-        self._leased[context.id] = estimate
+        known.estimate = estimate
+        known.engines[key.engine] = None
         retain = Retain(
             score=estimate,
             lease_s=self._lease_s,

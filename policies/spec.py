@@ -1,14 +1,16 @@
 """Naming policies in words: ``cache-aware+guard:40`` is two policies, the second with an argument.
 
 Several names joined by ``+`` run side by side, each an independent subscriber; the earlier ranks
-higher in arbitration. ``fcfs`` is no policy at all.
+higher in arbitration. ``fcfs`` is no policy at all. A policy of one's own is ``module:Class``.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hear import plugins
-from hear.errors import ConfigError, PluginError
+from hear.errors import ConfigError, PluginError, ProtocolError
 from hear.seams import Policy
+from hear.subjects import Pattern
 
 NONE = "fcfs"
 
@@ -29,44 +31,74 @@ def parse(text: str) -> PolicySpec:
 
     Raises:
         ConfigError: a name is empty or an argument makes no sense.
-        PluginError: there is no policy of that name.
+        PluginError: there is no policy of that name, or what has it is no policy.
     """
     if text == NONE:
         return PolicySpec(text, ())
     parts = []
+    names = set()
     for word in text.split("+"):
         name, arguments = _split(word, text)
         if name == NONE:
             raise ConfigError(f"policy {text!r}: {NONE} is no policy, so it stands alone")
         factory = plugins.load("policies", name)
-        _make(factory, arguments, word)
+        made = _make(factory, arguments, word)
+        if made in names:
+            raise ConfigError(f"policy {text!r}: names the same policy twice")
+        names.add(made)
         parts.append((factory, arguments))
-    names = [made.name for made in PolicySpec(text, tuple(parts)).make()]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"policy {text!r}: names the same policy twice")
     return PolicySpec(text, tuple(parts))
 
 
 def _split(word: str, text: str) -> tuple[str, tuple[float, ...]]:
-    pieces = word.split(":")
-    # A user's own policy is package.module:Class, so its argument comes after a second colon.
-    at = 2 if "." in pieces[0] else 1
-    name, rest = ":".join(pieces[:at]), pieces[at:]
+    name, *rest = word.split(":")
     if not name:
         raise ConfigError(f"policy {text!r}: an empty name, expected names joined by '+'")
-    try:
-        return name, tuple(float(piece) for piece in rest)
-    except ValueError:
-        raise ConfigError(f"policy {word!r}: {rest[0]!r}, expected a number") from None
+    # A user's own policy is module:Class, so its arguments come after a second colon.
+    if rest and name != NONE and name not in plugins.names("policies") and _is_path(rest[0]):
+        name, rest = f"{name}:{rest[0]}", rest[1:]
+    arguments = []
+    for piece in rest:
+        try:
+            arguments.append(float(piece))
+        except ValueError:
+            raise ConfigError(f"policy {word!r}: {piece!r}, expected a number") from None
+    return name, tuple(arguments)
 
 
-def _make(factory: Any, arguments: tuple[float, ...], word: str) -> None:
+def _is_path(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _make(factory: Any, arguments: tuple[float, ...], word: str) -> str:
+    """Make a policy once, to see that it can be; returns its name."""
     try:
         made = factory(*arguments)
     except ConfigError as error:
         raise ConfigError(f"policy {word!r}: {error}") from error
     except Exception as error:
         raise PluginError(f"policy {word!r} cannot be made: {error}") from error
-    for attribute in ("name", "observes", "decide"):
-        if not hasattr(made, attribute):
-            raise PluginError(f"policy {word!r}: {factory!r} has no {attribute!r}")
+    problem = shape_problem(made)
+    if problem:
+        raise PluginError(f"policy {word!r}: {problem}")
+    return str(made.name)
+
+
+def shape_problem(policy: object) -> str:
+    """What keeps an object from being a ``hear.seams.Policy``; nothing if it is one."""
+    name = getattr(policy, "name", None)
+    if not isinstance(name, str) or not name:
+        return f"name is {name!r}, expected a text"
+    observes = getattr(policy, "observes", None)
+    if isinstance(observes, str) or not isinstance(observes, Iterable):
+        return f"observes is {observes!r}, expected subject patterns"
+    for pattern in observes:
+        if not isinstance(pattern, str):
+            return f"observes holds {pattern!r}, expected subject patterns"
+        try:
+            Pattern(pattern)
+        except ProtocolError as error:
+            return f"observes: {error}"
+    if not callable(getattr(policy, "decide", None)):
+        return "it has no method decide"
+    return ""

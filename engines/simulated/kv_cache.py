@@ -158,7 +158,17 @@ class KvCache:
         self._parents[block] = parent
         if self.inclusive:
             self.store(block, now)
+        elif block in self._cpu:
+            self.drop_cpu(block)
         return True
+
+    def unname_block(self, block: int) -> None:
+        """Take its hash from a block that will not become full after all; it stays allocated."""
+        del self._refs[block]
+        if block in self._storing_blocks:
+            self._storing_blocks.discard(block)
+            self._storing = deque(copy for copy in self._storing if copy[1] != block)
+        self._left(GPU, block)
 
     def release(self, blocks: Sequence[int | None], now: float) -> None:
         """Give back the blocks of a request, in prompt order."""
@@ -217,11 +227,12 @@ class KvCache:
         self._storing_blocks.add(block)
 
     def settle(self, now: float) -> list[int]:
-        """Let copies that have arrived be there; returns their blocks."""
+        """Let copies that have arrived be there; returns their blocks, also those not needed."""
         arrived = []
         while self._storing and self._storing[0][0] <= now:
             _, block, parent = self._storing.popleft()
             self._storing_blocks.discard(block)
+            arrived.append(block)
             if not self.inclusive and self.on_gpu(block):
                 continue  # it was computed again in the meantime
             if len(self._cpu) >= self.num_cpu_blocks:
@@ -229,7 +240,6 @@ class KvCache:
             self._cpu.add(block, self._leases.rank(block))
             self._parents[block] = parent
             self._changes.append((True, CPU, block, parent))
-            arrived.append(block)
         return arrived
 
     def next_settle(self) -> float | None:

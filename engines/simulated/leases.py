@@ -63,13 +63,13 @@ class LeaseBook:
         self._uncover(lease)
         return lease.blocks
 
-    def move(self, lease: Lease, blocks: Sequence[int], idle_since: float) -> set[int]:
+    def move(self, lease: Lease, blocks: Sequence[int], idle_since: float) -> Iterable[int]:
         """Let a lease follow its context; returns the blocks whose rank may have changed."""
-        touched = set(lease.blocks)
+        touched = dict.fromkeys(lease.blocks)
         self._uncover(lease)
         lease.blocks, lease.idle_since = blocks, idle_since
         self._cover(lease)
-        touched.update(blocks)
+        touched.update(dict.fromkeys(blocks))
         return touched
 
     def rank(self, block: int) -> Rank | None:

@@ -11,7 +11,7 @@ BACKGROUND_PRIORITY = 2**31
 
 
 class SimRequest:
-    """State of one request. ``held`` holds its GPU blocks in order, None for one without a hash.
+    """State of one request. ``blocks`` are its GPU blocks in order, None for one without a hash.
 
     ``computed`` counts the tokens whose KV is there, ``produced`` the output tokens so far.
     """
@@ -19,6 +19,7 @@ class SimRequest:
     __slots__ = (
         "arrival_s",
         "blocks",
+        "bound_required",
         "computed",
         "context",
         "context_version",
@@ -26,11 +27,13 @@ class SimRequest:
         "guard",
         "hashes",
         "held_until",
+        "hold_required",
         "id",
         "max_wait_s",
         "mode",
         "next_full",
         "num_named",
+        "only_load",
         "output_hashes",
         "output_tokens",
         "preemptions",
@@ -61,9 +64,11 @@ class SimRequest:
         self.state = "waiting"  # waiting, loading, running, ended
         self.priority = 0
         self.max_wait_s: float | None = None
+        self.bound_required = False
         self.protected = False
         self.guard: str | None = None  # the operation that bounds its wait, while it waits
         self.held_until: float | None = None
+        self.hold_required = False
         self.stamp = 0
         self.computed = 0
         self.produced = 0
@@ -76,6 +81,7 @@ class SimRequest:
         self.started_s: float | None = None
         self.first_token_s: float | None = None
         self.prepare: str | None = None  # the operation that this prefill serves, if any
+        self.only_load = False  # such a prefill, if it may load blocks and not compute any
 
     @property
     def num_tokens(self) -> int:

@@ -38,10 +38,9 @@ class Scheduler:
         self.loading: list[tuple[float, SimRequest]] = []
         self.ready: list[SimRequest] = []  # loaded, and first in line for the batch
         self.moved: dict[str, SimRequest] = {}
-        self.done: list[SimRequest] = []  # prefills of Prepare that needed no step
+        self.done: list[SimRequest] = []  # prefills of Prepare that ended without a step
         self.preemptions = 0
         self.restored_tokens = 0
-        self.running_tokens = 0
 
     def num_blocks(self, tokens: int) -> int:
         """Blocks that ``tokens`` tokens take."""
@@ -111,9 +110,7 @@ class Scheduler:
                 at = self.running.index(victim)
                 self.running.pop(at)
                 if at < index:
-                    # It had its share of this step already, and gives it back.
-                    given = next(i for i, s in enumerate(plan.shares) if s[0] is victim)
-                    budget += plan.shares.pop(given)[1]
+                    budget += self._take_back(plan, victim)
                     index -= 1
                 self._preempt(victim, now)
                 preempted = True
@@ -142,6 +139,10 @@ class Scheduler:
                 limit = request.num_tokens - (request.prepare is None)
                 hashes = request.full_blocks(limit // self._block_size)
                 on_gpu, on_cpu = self._cache.match(hashes, len(hashes))
+                if request.only_load and on_gpu + on_cpu < len(hashes):
+                    self.leave(request, now)  # what it was to bring is gone
+                    self.done.append(request)
+                    continue
                 hits = hashes[:on_gpu]
             known = request.computed + (on_gpu + on_cpu) * self._block_size
             share = 0 if on_cpu else min(request.num_tokens - known, budget)
@@ -216,6 +217,22 @@ class Scheduler:
         plan.pairs += share * before + share * (share + 1) // 2
         plan.kv_tokens += after
 
+    def _take_back(self, plan: StepPlan, request: SimRequest) -> int:
+        """Take the share of this step from a request again; returns how many tokens it was."""
+        given = next(i for i, share in enumerate(plan.shares) if share[0] is request)
+        share = plan.shares.pop(given)[1]
+        before = request.computed
+        plan.new_tokens -= share
+        plan.pairs -= share * before + share * (share + 1) // 2
+        plan.kv_tokens -= before + share
+        for index in range(before // self._block_size, len(request.blocks)):
+            # It was named for being filled in this step; as it is, nobody may find it.
+            block = request.blocks[index]
+            if block is not None:
+                self._cache.unname_block(block)
+                request.blocks[index] = None
+        return share
+
     def finish_step(self, plan: StepPlan, now: float) -> list[SimRequest]:
         """The step is over: count its tokens; returns the requests that have ended with it."""
         ended = []
@@ -261,6 +278,6 @@ class Scheduler:
             self.waiting.add(request)
         else:
             # Its bound goes on counting from its arrival.
-            self.waiting.bound(request, request.max_wait_s)
+            self.waiting.bound(request, request.max_wait_s, required=request.bound_required)
             self.waiting.add(request)
         self.moved[request.id] = request

@@ -1,7 +1,8 @@
 """The waiting queue: who is next, who has waited too long, who is held.
 
 A request that has waited out its bound joins the protected, who go before all others in waiting
-order (the paper's Guard). A held request is not in line until its hold ends.
+order (the paper's Guard). A held request is not in line until its hold ends; a bound ends a hold
+too, unless the hold was required and the bound only preferred.
 """
 
 from collections.abc import Iterator
@@ -58,18 +59,22 @@ class WaitingQueue:
             heappop(self._heap)
         return None
 
-    def bound(self, request: SimRequest, max_wait_s: float | None) -> None:
+    def bound(
+        self, request: SimRequest, max_wait_s: float | None, *, required: bool = False
+    ) -> None:
         """Set or lift the bound on a request's wait."""
         request.max_wait_s = max_wait_s
+        request.bound_required = required
         request.protected = False
         if max_wait_s is not None:
             heappush(self._bounds, (request.arrival_s + max_wait_s, request.seq, request))
         if request in self:
             self.add(request)
 
-    def hold(self, request: SimRequest, until: float) -> None:
+    def hold(self, request: SimRequest, until: float, *, required: bool = False) -> None:
         """Take a request out of line until a time."""
         request.held_until = until
+        request.hold_required = required
         heappush(self._holds, (until, request.seq, request))
         self.add(request)
 
@@ -97,12 +102,14 @@ class WaitingQueue:
                 and not request.protected
             ):
                 request.protected = True
-                # A hold is a wish about order too, and no wish outlasts a bound on waiting.
-                request.held_until = None
+                if request.bound_required or not request.hold_required:
+                    request.held_until = None
                 self.add(request)
                 moved.append(request)
         return moved
 
-    def next_hold(self) -> float | None:
-        """When the next hold ends."""
-        return self._holds[0][0] if self._holds else None
+    def next_release(self) -> float | None:
+        """When a hold may end next, by its own time or by a bound; None if nobody is held."""
+        if not self._holds:
+            return None
+        return min(queue[0][0] for queue in (self._holds, self._bounds) if queue)

@@ -117,11 +117,38 @@ def downsample(points: Sequence[Point], buckets: int) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a chart. ``style`` is a class of the style sheet."""
+    """One line of a chart. ``style`` is a class of the style sheet.
+
+    ``band`` are the lowest and the highest points around the line, drawn as a shade.
+    """
 
     name: str
     style: str
     points: Sequence[Point]
+    band: tuple[Sequence[Point], Sequence[Point]] | None = None
+
+
+def summarise(name: str, style: str, points: Sequence[Point], buckets: int) -> Curve:
+    """A curve of many points: the mean over each stretch, in a band from lowest to highest.
+
+    Each value lasts until the next point. Few points are drawn as they are, without a band.
+    """
+    if len(points) <= 2 * buckets or points[-1][0] <= points[0][0]:
+        return Curve(name, style, points)
+    start, width = points[0][0], (points[-1][0] - points[0][0]) / buckets
+    sums, lows, highs = [0.0] * buckets, [math.inf] * buckets, [-math.inf] * buckets
+    for (begin, y), (end, _) in zip(points, points[1:], strict=False):
+        first = min(int((begin - start) / width), buckets - 1)
+        last = min(int((end - start) / width), buckets - 1)
+        for bucket in range(first, last + 1):
+            left = start + bucket * width
+            sums[bucket] += y * max(0.0, min(end, left + width) - max(begin, left))
+            lows[bucket], highs[bucket] = min(lows[bucket], y), max(highs[bucket], y)
+    lows[-1], highs[-1] = min(lows[-1], points[-1][1]), max(highs[-1], points[-1][1])
+    middles = [start + (bucket + 0.5) * width for bucket in range(buckets)]
+    means = list(zip(middles, (total / width for total in sums), strict=True))
+    low, high = (list(zip(middles, values, strict=True)) for values in (lows, highs))
+    return Curve(name, style, [points[0], *means, points[-1]], (low, high))
 
 
 def line_chart(
@@ -136,6 +163,12 @@ def line_chart(
 ) -> str:
     """Lines over common axes. ``label`` says in words what is shown, for those who can't see it."""
     paths = "".join(
+        f'<path class="band {escape(curve.style)}" '
+        f'd="{_path([*curve.band[0], *reversed(curve.band[1])], x, y, height)}Z"/>'
+        for curve in curves
+        if curve.band is not None
+    )
+    paths += "".join(
         f'<path class="curve {escape(curve.style)}" data-name="{escape(curve.name)}" '
         f'd="{_path(curve.points, x, y, height)}"/>'
         for curve in curves
@@ -167,7 +200,7 @@ def stretched(content: str, height: int) -> str:
     )
 
 
-def y_axis(scale: Scale, height: int, text: Callable[[float], str], count: int = 4) -> str:
+def y_axis(scale: Scale, height: int, text: Callable[[float], str], count: int = 5) -> str:
     """Grid lines with their values to the left."""
     parts = []
     for tick in scale.ticks(count):
@@ -207,7 +240,10 @@ class Bar:
 
 
 def bar_chart(groups: Sequence[tuple[str, Sequence[Bar]]], *, scale: Scale, label: str) -> str:
-    """Bars from left to right under headings, each with its name before it and its value after."""
+    """Bars from left to right under headings, each with its name before it and its value after.
+
+    The names stand left of the chart's own place, which ``gutter`` makes room for.
+    """
     row, y, parts = 21, 0, []
     for heading, bars in groups:
         if heading:
@@ -224,6 +260,11 @@ def bar_chart(groups: Sequence[tuple[str, Sequence[Bar]]], *, scale: Scale, labe
         f'height="{height}"><line class="axis" x1="0" x2="0" y1="0" y2="{height}"/>'
         f"{''.join(parts)}</svg>"
     )
+
+
+def gutter(names: Iterable[str]) -> int:
+    """Pixels that the longest name takes left of a bar chart."""
+    return round(max(map(len, names), default=0) * 6.3) + 14
 
 
 def _bar(bar: Bar, y: int, scale: Scale) -> str:

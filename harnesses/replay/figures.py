@@ -4,7 +4,7 @@ Owns which values are drawn. How they are drawn is ``charts``, what is said abou
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
@@ -18,8 +18,10 @@ from hear.harnesses.replay.charts import (
     downsample,
     escape,
     from_zero,
+    gutter,
     line_chart,
     logarithmic,
+    summarise,
 )
 from hear.harnesses.replay.comparison import Comparison, is_baseline, spell
 from hear.harnesses.replay.results import RunResult, Sample, TurnRecord
@@ -128,7 +130,14 @@ def occupancy_chart(
             used, cached = (fmean(run[i] for run in runs) * 100 for i in (0, 1))
             tip = f"{name}, {comparison.load:g}% load: {used:.1f}% in use, {cached:.1f}% cached"
             bars.append(
-                Bar(name=name, style=style, value=used, text=f"{used:.1f}", more=cached, tip=tip)
+                Bar(
+                    name=name,
+                    style=style,
+                    value=used,
+                    text=f"{used:.1f} + {cached:.1f}",
+                    more=cached,
+                    tip=tip,
+                )
             )
         groups.append((f"{comparison.load:g}% load", bars))
     return bar_chart(groups, scale=Scale(0, 100), label="GPU KV occupancy by load and policy")
@@ -149,17 +158,18 @@ def occupancy(samples: Sequence[Sample]) -> Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One quantity over time: a row of the small multiples."""
+    """One quantity over time: a row of the small multiples. What only grows needs no band."""
 
     name: str
     value: Callable[[Sample], float]
     percent: bool = False
+    grows: bool = False
 
 
 SERIES: Final = (
     Series("GPU KV in use, %", lambda sample: sample.gpu_used * 100, percent=True),
-    Series("KV restored so far, tokens", lambda sample: float(sample.restored_tokens)),
-    Series("requests waiting", lambda sample: float(sample.waiting)),
+    Series("KV restored so far, tokens", lambda sample: sample.restored_tokens, grows=True),
+    Series("Requests waiting", lambda sample: sample.waiting),
 )
 
 
@@ -167,18 +177,21 @@ def over_time(group: Sequence[Scene], palette: Palette) -> Iterator[tuple[str, s
     """Title and chart of each panel, quantity by quantity and within it load by load."""
     for series in SERIES:
         for scene in group:
-            curves = [
-                Curve(
-                    spell(policy),
-                    palette[policy],
-                    downsample([(s.time_s, series.value(s)) for s in run.samples], BUCKETS),
+            curves = []
+            values = [0.0]
+            for policy, run in scene.runs.items():
+                points = [(sample.time_s, series.value(sample)) for sample in run.samples]
+                values += (value for _, value in points)
+                name, style = spell(policy), palette[policy]
+                curves.append(
+                    Curve(name, style, downsample(points, BUCKETS))
+                    if series.grows
+                    else summarise(name, style, points, BUCKETS)
                 )
-                for policy, run in scene.runs.items()
-            ]
-            points = [point for curve in curves for point in curve.points]
-            y = Scale(0, 100) if series.percent else from_zero(y for _, y in points)
-            title = f"{series.name}, {scene.load}"
-            yield title, line_chart(curves, x=until_last(x for x, _ in points), y=y, label=title)
+            x = until_last(x for curve in curves for x, _ in curve.points)
+            y = Scale(0, 100) if series.percent else from_zero(values)
+            title = f"{series.name} · {scene.load}"
+            yield title, line_chart(curves, x=x, y=y, label=title)
 
 
 def until_last(times: Iterator[float]) -> Scale:
@@ -199,7 +212,7 @@ def ttft_distributions(group: Sequence[Scene], palette: Palette) -> Iterator[tup
             Curve(spell(policy), palette[policy], distribution(times[id(run)]))
             for policy, run in scene.runs.items()
         ]
-        title = f"Turns served within, %, {scene.load}"
+        title = f"Turns with a first token, % · {scene.load}"
         yield title, line_chart(curves, x=x, y=Scale(0, 100), label=title, height=200)
 
 
@@ -218,9 +231,10 @@ def served(turns: Sequence[TurnRecord]) -> list[TurnRecord]:
     return [turn for turn in turns if turn.status == "completed"]
 
 
-def panels(charts: Iterator[tuple[str, str]], columns: int) -> str:
-    """A grid of titled charts."""
+def panels(charts: Iterable[tuple[str, str]], columns: int, names: Iterable[str] = ()) -> str:
+    """A grid of titled charts; ``names`` are those that stand left of bars."""
     cells = "".join(
         f'<div class="panel"><h4>{escape(title)}</h4>{chart}</div>' for title, chart in charts
     )
-    return f'<div class="panels" style="--columns:{columns}">{cells}</div>'
+    style = f"--columns:{columns};--gutter:{gutter(names)}px"
+    return f'<div class="panels" style="{style}">{cells}</div>'

@@ -11,18 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from hear.harnesses.replay.charts import escape
-from hear.harnesses.replay.comparison import (
-    CATEGORIES,
-    Cell,
-    Comparison,
-    Line,
-    Metric,
-    check,
-    compare,
-    costs,
-    is_baseline,
-    spell,
-)
+from hear.harnesses.replay.comparison import Comparison, check, compare, spell
 from hear.harnesses.replay.figures import (
     Palette,
     Scene,
@@ -33,6 +22,7 @@ from hear.harnesses.replay.figures import (
     scenes,
     ttft_distributions,
 )
+from hear.harnesses.replay.report_tables import best_of_each_load, cost_table, results_table
 from hear.harnesses.replay.results import RunResult
 from hear.harnesses.replay.timelines import choose_sessions, timelines
 
@@ -151,19 +141,24 @@ def _setting(group: Sequence[Comparison], results: Sequence[RunResult], palette:
     return "\n".join(
         (
             f"<section>\n<h2>{escape(group[0].workload)} on {escape(group[0].engine)}</h2>",
-            _in_short(group),
-            _results(group, palette),
+            best_of_each_load(group),
+            results_table(group, palette),
             _figure(
                 "KV reuse and GPU KV occupancy",
                 "Left: how much of the prompts of follow-up turns came out of the cache; longer "
-                "is better. Right: GPU blocks that running requests use (solid, with the number), "
-                "and blocks that hold KV for later (light), on average over the run. A policy "
-                "that reuses more at the same occupancy keeps the right blocks, not more of them.",
-                '<div class="panels" style="--columns:2">'
-                '<div class="panel"><h4>KV reuse of follow-up turns, %</h4>'
-                f"{reuse_chart(group, palette)}</div>"
-                '<div class="panel"><h4>GPU KV blocks, %</h4>'
-                f"{occupancy_chart(group, results, palette)}</div></div>",
+                "is better. Right: GPU blocks that running requests use (solid) and blocks that "
+                "hold KV for later (light), on average over the run. A policy that reuses more at the same occupancy keeps the right blocks, not more of them.",
+                panels(
+                    (
+                        ("KV reuse of follow-up turns, %", reuse_chart(group, palette)),
+                        (
+                            "GPU KV blocks, %: in use + cached",
+                            occupancy_chart(group, results, palette),
+                        ),
+                    ),
+                    columns=2,
+                    names=[spell(line.policy) for comparison in group for line in comparison.lines],
+                ),
                 paper="Figure 3",
             ),
             _figure(
@@ -178,7 +173,8 @@ def _setting(group: Sequence[Comparison], results: Sequence[RunResult], palette:
                 "The engine over time",
                 "Look at the queue first: where it grows, arrivals outrun service, and the policy "
                 "decides who waits. More KV restored means more was found again in a slower tier. "
-                "Scales differ between loads; peaks are kept however short." + shown,
+                "Lines are means over short stretches of time, shades reach from the lowest to the "
+                "highest of each. Scales differ between loads." + shown,
                 panels(over_time(drawn, palette), len(drawn))
                 + '<p class="axis-name">time since the start, s</p>',
                 paper="Figure 5",
@@ -228,140 +224,13 @@ def _timelines(drawn: Sequence[Scene], palette: Palette, shown: str) -> str:
     )
 
 
-def _in_short(group: Sequence[Comparison]) -> str:
-    """The best of each load, in a sentence."""
-    items = []
-    for comparison in group:
-        if len(comparison.lines) < 2:
-            continue
-        metrics = {metric.field: metric for metric in comparison.metrics}
-        says = [
-            _best(comparison, metrics[field], words)
-            for field, words in (
-                ("ttft_p50_s", "shortest median TTFT"),
-                ("ttft_p95_s", "shortest P95 TTFT"),
-                ("reuse_pct", "most reuse"),
-            )
-        ]
-        text = "; ".join(part for part in says if part)
-        if text:
-            items.append(f"<li><b>{comparison.load:g}% load:</b> {text}.</li>")
-    return f'<ul class="short">{"".join(items)}</ul>' if items else ""
-
-
-def _best(comparison: Comparison, metric: Metric, words: str) -> str:
-    for line in comparison.lines:
-        cell = line.cells[metric.field]
-        if cell.best:
-            ratio = f", ×{cell.ratio_text}" if cell.ratio_text else ""
-            unit = metric.unit if metric.unit == "%" else f" {metric.unit}"
-            return f"{words} {escape(spell(line.policy))} ({cell.text}{unit}{ratio})"
-    return ""
-
-
-def _results(group: Sequence[Comparison], palette: Palette) -> str:
-    metrics = group[0].metrics
-    lines = [line for comparison in group for line in comparison.lines]
-    counts = [
-        (name, field)
-        for name, field in (("rejected", "rejected"), ("guard broken", "guard_violations"))
-        if any(getattr(line, field) for line in lines)
-    ]
-    arrow = {True: "lower is better", False: "higher is better"}
-    heads = "".join(
-        f'<th scope="col" title="{arrow[m.lower_is_better]}">{escape(m.name)}'
-        f'<span class="unit">{"↓" if m.lower_is_better else "↑"} {escape(m.unit)}</span></th>'
-        for m in metrics
-    ) + "".join(f'<th scope="col">{name}</th>' for name, _ in counts)
-    bodies = []
-    for comparison in group:
-        rows = "".join(_line(line, metrics, counts, palette) for line in comparison.lines)
-        bodies.append(
-            f'<tbody><tr class="load"><th scope="rowgroup" colspan="{1 + len(metrics)}">'
-            f"{comparison.load:g}% load</th></tr>{rows}</tbody>"
-        )
-    several = any(len(line.seeds) > 1 for line in lines)
-    caption = " ".join(
-        (
-            "Best of each load in bold."
-            if any(cell.best for line in lines for cell in line.cells.values())
-            else "",
-            "× is how many times better than fcfs." if _has_ratios(lines) else "",
-            "± is the standard deviation over seeds." if several else "",
-        )
-    ).strip()
-    return (
-        f'<div class="scroll"><table class="results"><caption>{caption}</caption><thead><tr>'
-        f'<th scope="col">policy</th>{heads}</tr></thead>{"".join(bodies)}</table></div>'
-    )
-
-
-def _has_ratios(lines: Sequence[Line]) -> bool:
-    return any(is_baseline(line.policy) for line in lines) and len(lines) > 1
-
-
-def _line(
-    line: Line, metrics: Sequence[Metric], counts: Sequence[tuple[str, str]], palette: Palette
-) -> str:
-    cells = "".join(_cell(line.cells[metric.field]) for metric in metrics)
-    extra = "".join(
-        f'<td class="count">{f"{n:,}" if n else ""}</td>'
-        for n in (getattr(line, field) for _, field in counts)
-    )
-    return (
-        f'<tr class="policy {palette[line.policy]}"><th scope="row">{escape(spell(line.policy))}'
-        f"</th>{cells}{extra}</tr>"
-    )
-
-
-def _cell(cell: Cell) -> str:
-    best = ' class="best"' if cell.best else ""
-    spread = (
-        f'<span class="spread" title="{cell.low:.2f} to {cell.high:.2f}">'
-        f"±{cell.deviation_text}</span>"
-        if cell.deviation_text
-        else ""
-    )
-    ratio = f'<span class="ratio">×{cell.ratio_text}</span>' if cell.ratio_text else ""
-    return f"<td{best}>{cell.text}{spread}{ratio}</td>"
-
-
 def _costs(results: Sequence[RunResult], palette: Palette) -> str:
-    rows = []
-    lines = costs(results)
-    categories = list(dict.fromkeys((*CATEGORIES, *(c for line in lines for c in line.messages))))
-    for line in lines:
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in line.controls.items())
-        rows.append(
-            f'<tr class="policy {palette[line.policy]}"><th scope="row">'
-            f"{escape(spell(line.policy))}</th><td>{line.runs}</td>"
-            + "".join(f"<td>{line.messages.get(category, 0):,}</td>" for category in categories)
-            + f"<td>{line.decisions:,}</td>"
-            f'<td title="{escape(kinds)}">{sum(line.controls.values()):,}</td>'
-            f"<td>{line.decide_s * 1e3:,.1f}</td>"
-            f"<td>{'-' if line.decide_us is None else f'{line.decide_us:,.1f}'}</td>"
-            f"<td>{'-' if line.share_pct is None else f'{line.share_pct:.2f}'}</td></tr>"
-        )
-    heads = "".join(
-        f'<th scope="col">{escape(name)}<span class="unit">{unit}</span></th>'
-        for name, unit in (
-            ("runs", ""),
-            *((category, "messages") for category in categories),
-            ("decisions", ""),
-            ("controls", ""),
-            ("policy code", "ms"),
-            ("a decision", "µs"),
-            ("share of run", "%"),
-        )
-    )
     return (
         '<section><h2>What the protocol cost <span class="source">after Table 7 of the paper'
         "</span></h2><p>Messages on the bus by category, decisions and controls of the policies, "
         "and wall time inside policy code, over all runs of a policy. The share is of the wall "
         "time of the whole replay, which runs on a virtual clock and so is much shorter than what "
-        "it replays.</p>"
-        f'<div class="scroll"><table class="costs"><thead><tr><th scope="col">policy</th>{heads}'
-        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+        f"it replays.</p>{cost_table(results, palette)}</section>"
     )
 
 

@@ -48,7 +48,7 @@ def _task(sessions: int, turns: int, mean_tokens: int, *output_tokens: int) -> S
 # two kinds take turns; the limit of a needle's answer is that of a short answer.
 TASKS = {
     "fitted": Shape(
-        sessions=36, turns=36 * 11 // 2, context_tokens=(20_000, 45_000), output_tokens=(150,)
+        sessions=40, turns=40 * 11 // 2, context_tokens=(20_000, 45_000), output_tokens=(150,)
     ),
     "retr_kv": _task(100, 500, 125_000, 150),
     "prefix_suffix": _task(100, 500, 112_000, 150),

@@ -169,7 +169,7 @@ def _cells(cells: Sequence[Cell], style: _Style) -> list[Text]:
 
 def _parts(cell: Cell, style: _Style) -> tuple[str, str, str]:
     return (
-        cell.text + ("*" if cell.best and style.marked else ""),
+        cell.text + (("*" if cell.best else " ") if style.marked else ""),
         cell.deviation_text and f"{style.plus_minus}{cell.deviation_text}",
         cell.ratio_text and f"x{cell.ratio_text}",
     )

@@ -13,7 +13,7 @@ from hear.harnesses.replay.scbench import TASKS, generate
 def test_the_fitted_workload_has_the_shape_that_it_was_fitted_with() -> None:
     workload = generate()
     assert workload.name == "scbench"
-    assert (len(workload.sessions), workload.num_turns) == (36, 198)
+    assert (len(workload.sessions), workload.num_turns) == (40, 220)
     for session in workload.sessions:
         assert len(session.turns) in (5, 6)
         assert 20_200 <= session.turns[0].prompt_tokens <= 45_200

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hear import residency
 from hear.blocks import pack, unpack
 from hear.errors import RemoteProtocolError
 from hear.messages import BlockChange, BlocksCleared, BlocksRemoved, BlocksStored
@@ -171,7 +174,27 @@ def test_an_engine_that_contradicts_itself_breaks_nothing(reports: list[BlockCha
         confused.apply(removed(*held, tier=tier))
     assert confused.num_blocks() == confused.count("w") == confused.match([0, 1, 2]) == 0
     assert not confused._children
-    assert not confused._reachable
+    assert not confused._unreachable
+
+
+@given(st.lists(_any_change, max_size=20))
+def test_a_chain_taken_at_once_is_as_its_blocks_one_by_one(reports: list[BlockChange]) -> None:
+    """Long chains have a way of their own, which must not show, whatever an engine reports."""
+    at_once, one_by_one = ResidencyDirectory(), ResidencyDirectory()
+    prompts = list(permutations(range(6), 3))
+    for held in (at_once, one_by_one):
+        held.watch("w", [0, 1, 2])
+    for report in reports:
+        with patch.object(residency, "_LONG", 1):
+            at_once.apply(report)
+        with patch.object(residency, "_LONG", 1_000):
+            one_by_one.apply(report)
+        assert at_once.count("w") == one_by_one.count("w")
+        assert [at_once.match(p) for p in prompts] == [one_by_one.match(p) for p in prompts]
+    assert at_once.take_changed() == one_by_one.take_changed()
+    assert at_once.num_blocks() == one_by_one.num_blocks()
+    assert at_once._tiers == one_by_one._tiers
+    assert at_once._children == one_by_one._children
 
 
 def test_a_prefix_with_a_hole_is_reused_up_to_the_hole() -> None:

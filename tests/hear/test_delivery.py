@@ -1,0 +1,310 @@
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hear.delivery import Arrival, GapDetector, Outbox, Sequencer
+from hear.errors import LocalProtocolError
+from hear.messages import (
+    CapabilitiesReported,
+    ContextOpened,
+    Control,
+    Envelope,
+    Key,
+    Message,
+    OperationOutcome,
+    OperationStatus,
+    PressureReported,
+    Prioritise,
+    QueueChanged,
+    QueueSnapshot,
+)
+from hear.operation import Operation
+from tests.hear.builders import envelope
+
+E0 = Key(engine="e0")
+
+# -- Sequencer ------------------------------------------------------------------------------------
+
+
+def test_each_channel_is_numbered_from_one_without_holes() -> None:
+    source = Sequencer("e0")
+    said: list[tuple[Message, Key]] = [
+        (QueueChanged(), E0),
+        (PressureReported(), E0),
+        (QueueChanged(), E0),
+        (QueueChanged(), Key(engine="e1")),
+        (ContextOpened(), Key(workflow="w")),
+        (PressureReported(), E0),
+    ]
+    numbers = [source.wrap(message, key, 0.0).seq for message, key in said]
+    assert numbers == [1, 1, 2, 1, 1, 2]
+
+
+def test_a_snapshot_has_the_number_of_the_last_change_that_it_includes() -> None:
+    source = Sequencer("e0")
+    assert source.wrap_snapshot(QueueSnapshot(), E0, 0.0).seq == 0
+    source.wrap(QueueChanged(), E0, 0.0)
+    assert source.wrap_snapshot(QueueSnapshot(), E0, 0.0).seq == 1
+    assert source.wrap(QueueChanged(), E0, 0.0).seq == 2
+
+
+def test_a_restart_begins_a_new_epoch_and_all_numbers_anew() -> None:
+    source = Sequencer("e0", epoch=4, tenant="acme")
+    old = source.wrap(QueueChanged(), E0, 1.5)
+    source.restart()
+    new = source.wrap(QueueChanged(), E0, 2.5)
+    assert (old.epoch, old.seq, old.time_s, old.tenant) == (4, 1, 1.5, "acme")
+    assert (new.epoch, new.seq, new.time_s, new.tenant) == (5, 1, 2.5, "acme")
+    assert old.id != new.id
+
+
+def test_no_two_ids_of_a_source_are_equal_whatever_they_are_for() -> None:
+    source = Sequencer("e0")
+    ids = [source.next_id(), source.wrap(QueueChanged(), E0, 0.0).id, source.next_id()]
+    source.restart()
+    ids += [source.next_id(), source.wrap_snapshot(QueueSnapshot(), E0, 0.0).id]
+    assert len(set(ids)) == len(ids)
+
+
+def test_what_is_no_message_is_not_numbered() -> None:
+    source = Sequencer("e0")
+    with pytest.raises(LocalProtocolError):
+        source.wrap(Control(), E0, 0.0)
+    assert source.next_id() == "e0-1-1"
+
+
+# -- GapDetector ----------------------------------------------------------------------------------
+
+
+def changed(seq: int, epoch: int = 1, source: str = "e0") -> Envelope:
+    return envelope(QueueChanged(), Key(engine=source), seq=seq, epoch=epoch, source=source)
+
+
+def snapshot(seq: int, epoch: int = 1) -> Envelope:
+    return envelope(QueueSnapshot(), E0, seq=seq, epoch=epoch, source="e0")
+
+
+N, S, OLD, G = Arrival.NEXT, Arrival.SNAPSHOT, Arrival.STALE, Arrival.GAP
+
+
+@pytest.mark.parametrize(
+    ("heard", "arrivals", "missed"),
+    [
+        ([changed(1), changed(2), changed(3)], [N, N, N], 0),
+        ([changed(1), changed(1)], [N, OLD], 0),
+        ([changed(1), changed(4), changed(5)], [N, G, N], 2),
+        ([changed(7), changed(8)], [G, N], 6),
+        ([changed(1), changed(3), changed(2)], [N, G, OLD], 1),
+        ([snapshot(0), changed(1)], [S, N], 0),
+        ([snapshot(9), changed(9), changed(10)], [S, OLD, N], 0),
+        ([changed(1), changed(2), snapshot(1)], [N, N, OLD], 0),
+        ([changed(1), snapshot(1), snapshot(1), changed(2)], [N, S, S, N], 0),
+        ([changed(3), snapshot(5), changed(6)], [G, S, N], 2),
+        ([changed(2), changed(1, epoch=2), changed(3)], [G, N, OLD], 1),
+        ([changed(1), changed(3, epoch=2), changed(4, epoch=2)], [N, G, N], 2),
+        ([changed(5), snapshot(0, epoch=2), snapshot(9)], [G, S, OLD], 4),
+        ([changed(1), changed(1, source="e1"), changed(2)], [N, N, N], 0),
+    ],
+)
+def test_a_message_is_classified_by_what_came_before_it_on_its_channel(
+    heard: list[Envelope], arrivals: list[Arrival], missed: int
+) -> None:
+    detector = GapDetector()
+    assert [detector.observe(each) for each in heard] == arrivals
+    assert (detector.gaps, detector.missed) == (arrivals.count(G), missed)
+
+
+def test_a_channel_without_numbers_has_no_gaps_and_no_duplicates() -> None:
+    detector = GapDetector()
+    said = envelope(ContextOpened(), E0, seq=0)
+    assert [detector.observe(said), detector.observe(said)] == [N, N]
+    assert (detector.gaps, detector.missed) == (0, 0)
+
+
+def test_a_report_that_stands_for_itself_leaves_no_gap() -> None:
+    """Capabilities, costs and pressure: each says all that there is, so nothing is missed."""
+    detector = GapDetector()
+    for message in (CapabilitiesReported(), PressureReported()):
+        for seq, arrival in ((4, S), (9, S), (8, OLD)):
+            assert detector.observe(envelope(message, E0, seq=seq)) == arrival
+    assert detector.gaps == 0
+
+
+@dataclass
+class _Source:
+    """Says numbers; what a reader should believe at any point is their list in this epoch."""
+
+    sequencer: Sequencer
+    truth: dict[tuple[int, int], list[int]]
+    said: list[int]
+
+    def change(self, number: int) -> Envelope:
+        self.said = [*self.said, number]
+        sent = self.sequencer.wrap(QueueChanged(num_waiting=number), E0, 0.0)
+        self.truth[sent.epoch, sent.seq] = self.said
+        return sent
+
+    def snapshot(self) -> Envelope:
+        sent = self.sequencer.wrap_snapshot(QueueSnapshot(), E0, 0.0)
+        self.truth[sent.epoch, sent.seq] = self.said
+        return sent
+
+    def restart(self) -> None:
+        self.sequencer.restart()
+        self.said = []
+
+
+@given(
+    st.lists(st.sampled_from(["change"] * 8 + ["snapshot", "snapshot", "restart"]), max_size=30),
+    st.data(),
+)
+def test_a_reader_that_heeds_the_detector_never_believes_what_is_not_so(
+    actions: list[str], data: st.DataObject
+) -> None:
+    """Over a link that loses, duplicates and reorders, with restarts and late readers."""
+    source = _Source(Sequencer("e0"), {}, [])
+    link: list[Envelope] = []
+    numbers: dict[str, int] = {}
+    for place, action in enumerate(actions):
+        if action == "restart":
+            source.restart()
+        elif action == "snapshot":
+            link.append(source.snapshot())
+        else:
+            link.append(source.change(place))
+            numbers[link[-1].id] = place
+    for _ in range(data.draw(st.integers(0, 8))):
+        if not link:
+            break
+        place = data.draw(st.integers(0, len(link) - 1))
+        fault = data.draw(st.sampled_from(["lose", "twice", "swap"]))
+        if fault == "lose":
+            del link[place]
+        elif fault == "twice":
+            link.insert(data.draw(st.integers(0, len(link))), link[place])
+        else:
+            link.insert(data.draw(st.integers(0, len(link) - 1)), link.pop(place))
+
+    detector = GapDetector()
+    believed: list[int] | None = None
+    for sent in link:
+        match detector.observe(sent):
+            case Arrival.NEXT:
+                if sent.seq == 1:
+                    believed = []
+                if believed is not None:
+                    believed = [*believed, numbers[sent.id]]
+            case Arrival.SNAPSHOT:
+                believed = source.truth[sent.epoch, sent.seq]
+            case Arrival.GAP:
+                believed = None
+            case Arrival.STALE:
+                continue
+        if believed is not None:
+            assert believed == source.truth[sent.epoch, sent.seq]
+
+
+# -- Outbox ---------------------------------------------------------------------------------------
+
+
+def control(id: str | None = "p-1-1", engine: str = "e0") -> Envelope:
+    key = Key(engine=engine, request="r", operation=id)
+    return envelope(Prioritise(priority=1), key, source="p")
+
+
+def submit(outbox: Outbox, sent: Envelope, now: float = 0.0, give_up_s: float = 60.0) -> Operation:
+    return outbox.submit(sent, Prioritise(priority=1), now, give_up_s)
+
+
+def outcome(status: OperationStatus) -> OperationOutcome:
+    return OperationOutcome(status=status)
+
+
+def test_a_control_is_sent_again_with_growing_pauses_until_it_is_given_up() -> None:
+    outbox, sent = Outbox(first_retry_s=1.0, max_retry_s=8.0), control()
+    op = submit(outbox, sent, give_up_s=30.0)
+    times = []
+    while (due := outbox.next_due()) is not None:
+        again, lost = outbox.due(due)
+        times.append(due)
+        assert (again, lost) == (([sent], []) if due < 30.0 else ([], [op]))
+    assert times == [1.0, 3.0, 7.0, 15.0, 23.0, 30.0]
+    assert (op.phase, len(outbox)) == ("failed", 0)
+
+
+def test_nothing_is_sent_before_it_is_due() -> None:
+    outbox = Outbox(first_retry_s=1.0)
+    submit(outbox, control())
+    assert outbox.due(0.999) == ([], [])
+    assert outbox.next_due() == 1.0
+
+
+def test_what_was_accepted_is_not_sent_again_but_still_given_up() -> None:
+    outbox, sent = Outbox(), control()
+    op = submit(outbox, sent)
+    assert outbox.hear(sent.key, outcome("accepted")) is op
+    assert (op.phase, outbox.next_due()) == ("accepted", 60.0)
+    assert outbox.due(60.0) == ([], [op])
+    assert op.phase == "failed"
+
+
+@pytest.mark.parametrize("status", ["completed", "rejected", "unsupported", "failed"])
+def test_a_terminal_outcome_ends_an_operation_though_acceptance_was_not_heard(
+    status: OperationStatus,
+) -> None:
+    outbox, sent = Outbox(), control()
+    op = submit(outbox, sent)
+    assert outbox.hear(sent.key, outcome(status)) is op
+    assert (op.phase, len(outbox), outbox.next_due()) == (status, 0, None)
+
+
+def test_what_is_heard_again_or_after_the_end_moves_nothing() -> None:
+    outbox, sent = Outbox(), control()
+    op = submit(outbox, sent)
+    outbox.hear(sent.key, outcome("accepted"))
+    assert outbox.hear(sent.key, outcome("accepted")) is None
+    outbox.hear(sent.key, outcome("completed"))
+    for late in ("accepted", "completed", "failed", "rejected"):
+        assert outbox.hear(sent.key, outcome(late)) is None
+    assert op.phase == "completed"
+
+
+@pytest.mark.parametrize("status", ["rejected", "unsupported"])
+def test_a_refusal_after_acceptance_is_a_failure(status: OperationStatus) -> None:
+    """An engine that has forgotten what it accepted, since it restarted, may refuse a duplicate."""
+    outbox, sent = Outbox(), control()
+    op = submit(outbox, sent)
+    outbox.hear(sent.key, outcome("accepted"))
+    assert outbox.hear(sent.key, outcome(status)) is op
+    assert (op.phase, len(outbox)) == ("failed", 0)
+
+
+def test_outcomes_of_other_senders_operations_are_ignored() -> None:
+    outbox = Outbox()
+    submit(outbox, control())
+    assert outbox.hear(Key(operation="q-1-1"), outcome("completed")) is None
+    assert outbox.hear(Key(), outcome("completed")) is None
+    assert len(outbox) == 1
+
+
+def test_a_newer_epoch_of_an_engine_ends_what_was_open_there_and_nowhere_else() -> None:
+    outbox = Outbox()
+    here, there = submit(outbox, control("p-1-1")), submit(outbox, control("p-1-2", "e1"))
+    assert outbox.hear_epoch("e0", 3) == []
+    assert outbox.hear_epoch("e0", 3) == []
+    assert outbox.hear_epoch("e0", 2) == []
+    assert outbox.hear_epoch("e0", 4) == [here]
+    assert (here.phase, there.phase) == ("failed", "submitted")
+    assert outbox.open_operations == [there]
+
+
+@pytest.mark.parametrize("id", [None, "p-1-1"])
+def test_a_control_needs_an_operation_that_is_not_open(id: str | None) -> None:
+    outbox = Outbox()
+    op = submit(outbox, control())
+    with pytest.raises(LocalProtocolError, match="expected a new id"):
+        submit(outbox, control(id))
+    assert outbox.open_operations == [op]
+    assert outbox.next_due() == 1.0

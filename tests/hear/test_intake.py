@@ -1,0 +1,533 @@
+"""The engine's side: what becomes of each control, one rule of the protocol at a time."""
+
+from math import nan
+
+import msgspec
+import pytest
+
+from hear.intake import DEFAULT_DEADLINE_S, MAX_DEADLINE_S, Intake, Step
+from hear.messages import (
+    Admit,
+    BoundWait,
+    Cancel,
+    ContextOpened,
+    Control,
+    Envelope,
+    Hold,
+    Key,
+    OperationOutcome,
+    OperationStatus,
+    Prepare,
+    Prioritise,
+    Release,
+    Retain,
+    Withdraw,
+)
+from hear.operation import Operation
+from hear.seams import OperationEnded, Verdict
+from tests.hear.builders import envelope
+
+CONTROLS = ("prioritise", "bound_wait", "retain", "release", "prepare", "hold", "admit")
+DONE = Verdict("completed")
+LEASED = Verdict("accepted", standing=True)
+UNDER_WAY = Verdict("accepted")
+
+Said = list[tuple[str | None, str, str]]
+"""Operation, status and reason of each answer."""
+
+
+def said(step: Step) -> Said:
+    return [(a.key.operation, a.outcome.status, a.outcome.reason) for a in step.answers]
+
+
+def ids(operations: list[Operation]) -> list[str]:
+    return [operation.id for operation in operations]
+
+
+class Desk:
+    """An intake whose driver is the test."""
+
+    def __init__(
+        self, *, ranks: dict[str, int] | None = None, max_open: int = 100, remember: int = 100
+    ) -> None:
+        self.intake = Intake(
+            engine="e0", controls=CONTROLS, ranks=ranks, max_open=max_open, remember=remember
+        )
+        self.now = 0.0
+
+    def send(
+        self,
+        id: str | None,
+        control: Control,
+        *,
+        request: str | None = None,
+        context: str | None = None,
+        version: int | None = None,
+        source: str = "p",
+        engine: str | None = "e0",
+    ) -> Step:
+        key = Key(
+            engine=engine, request=request, context=context, context_version=version, operation=id
+        )
+        return self.receive(envelope(control, key, source=source, time_s=self.now))
+
+    def receive(self, sent: Envelope) -> Step:
+        return self.intake.receive(sent, self.now)
+
+    def arrives(self, request: str, **key: int | str) -> Step:
+        context, version = key.get("context"), key.get("context_version")
+        assert context is None or isinstance(context, str)
+        assert version is None or isinstance(version, int)
+        made = Key(request=request, context=context, context_version=version)
+        return self.intake.request_arrived(made, self.now)
+
+    def carry_out(self, step: Step, verdict: Verdict = DONE) -> Said:
+        """Let the backend say ``verdict`` to all that it is handed; returns what is answered."""
+        answers = said(step)
+        for operation in step.apply:
+            answers += said(self.intake.applied(operation, verdict))
+        return answers
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """An intake that has seen request r arrive."""
+    made = Desk()
+    made.arrives("r")
+    return made
+
+
+# -- acceptance and the end -------------------------------------------------------------------
+
+
+def test_a_control_that_is_carried_out_at_once_is_answered_once(desk: Desk) -> None:
+    step = desk.send("a", Prioritise(priority=-1), request="r")
+    assert (ids(step.apply), step.revert, step.answers) == (["a"], [], [])
+    assert desk.carry_out(step) == [("a", "completed", "")]
+    assert desk.intake.open_operations == []
+
+
+def test_a_control_that_takes_its_time_is_accepted_and_then_completed(desk: Desk) -> None:
+    step = desk.send("a", BoundWait(max_wait_s=40.0), request="r")
+    assert desk.carry_out(step, LEASED) == [("a", "accepted", "")]
+    assert ids(desk.intake.open_operations) == ["a"]
+    ended = OperationEnded("a", OperationOutcome(status="completed", detail="left the queue"))
+    assert said(desk.intake.ended(ended)) == [("a", "completed", "")]
+    assert desk.intake.open_operations == []
+
+
+@pytest.mark.parametrize("status", ["completed", "rejected", "unsupported", "failed"])
+def test_the_outcome_says_what_the_backend_said(desk: Desk, status: OperationStatus) -> None:
+    step = desk.send("a", Prioritise(priority=-1), request="r")
+    verdict = Verdict(status, "why", "more", "other")
+    [answer] = desk.intake.applied(step.apply[0], verdict).answers
+    assert answer.outcome == OperationOutcome(
+        status=status, control="prioritise", reason="why", detail="more", fallback="other"
+    )
+    assert answer.key.request == "r"
+
+
+def test_a_refusal_after_acceptance_is_a_failure() -> None:
+    desk = Desk()
+    desk.send("a", Prioritise(priority=-1), request="later")
+    step = desk.arrives("later")
+    refused = Verdict("rejected", "already_running")
+    assert desk.carry_out(step, refused) == [("a", "failed", "already_running")]
+
+
+def test_the_end_of_what_is_not_open_is_ignored(desk: Desk) -> None:
+    completed = OperationOutcome(status="completed")
+    assert desk.intake.ended(OperationEnded("never heard of", completed)).answers == []
+    step = desk.send("a", Prioritise(priority=-1), request="r")
+    desk.carry_out(step)
+    assert desk.intake.ended(OperationEnded("a", completed)).answers == []
+    assert desk.intake.applied(step.apply[0], DONE).answers == []
+
+
+# -- delivered twice --------------------------------------------------------------------------
+
+
+def test_a_control_delivered_again_after_its_end_gets_the_same_answer_and_acts_no_more(
+    desk: Desk,
+) -> None:
+    control = Prioritise(priority=-1)
+    desk.carry_out(desk.send("a", control, request="r"), Verdict("rejected", "already_running"))
+    again = desk.send("a", control, request="r")
+    assert (again.apply, again.revert) == ([], [])
+    assert said(again) == [("a", "rejected", "already_running")]
+
+
+def test_a_control_delivered_again_while_open_is_told_that_it_was_accepted(desk: Desk) -> None:
+    control = Retain(lease_s=10.0)
+    step = desk.send("a", control, context="c")
+    assert desk.send("a", control, context="c") == Step()  # nothing to say yet
+    desk.carry_out(step, LEASED)
+    again = desk.send("a", control, context="c")
+    assert (said(again), again.apply) == ([("a", "accepted", "")], [])
+
+
+def test_refusals_at_the_door_are_remembered_too(desk: Desk) -> None:
+    first = desk.send("a", Prioritise(priority=1, deadline_s=-1.0), request="r")
+    desk.now = 5.0
+    assert said(desk.send("a", Prioritise(priority=1), request="r")) == said(first)
+
+
+def test_the_answer_to_an_operation_outlives_a_restart(desk: Desk) -> None:
+    desk.carry_out(desk.send("a", Prioritise(priority=1), request="r"))
+    desk.intake.shut("engine_restarted")
+    assert said(desk.send("a", Prioritise(priority=1), request="r")) == [("a", "completed", "")]
+
+
+# -- refused at the door ----------------------------------------------------------------------
+
+
+def test_a_control_without_an_operation_is_no_control(desk: Desk) -> None:
+    assert desk.send(None, Prioritise(priority=1), request="r") == Step()
+
+
+def test_what_the_engine_does_not_offer_is_unsupported() -> None:
+    desk = Desk()
+    desk.intake = Intake(engine="e0", controls=["prioritise"])
+    step = desk.send("a", Retain(lease_s=1.0), context="c")
+    assert said(step) == [("a", "unsupported", "unsupported_control")]
+    assert step.answers[0].outcome.control == "retain"
+
+
+@pytest.mark.parametrize("kind", ["tomorrow", "context_opened"])
+def test_a_kind_that_is_unknown_or_no_control_is_unsupported(desk: Desk, kind: str) -> None:
+    key = Key(engine="e0", request="r", operation="a")
+    sent = msgspec.structs.replace(envelope(ContextOpened(), key), kind=kind, category="control")
+    assert said(desk.receive(sent)) == [("a", "unsupported", "unsupported_control")]
+
+
+def test_a_body_that_cannot_be_read_is_malformed(desk: Desk) -> None:
+    key = Key(engine="e0", request="r", operation="a")
+    sent = msgspec.structs.replace(
+        envelope(Prioritise(priority=1), key), body=msgspec.Raw(b"\x81\xa4kind\xc0")
+    )
+    assert said(desk.receive(sent)) == [("a", "rejected", "malformed")]
+
+
+@pytest.mark.parametrize(
+    "control", [Prioritise(priority=1), BoundWait(max_wait_s=1.0), Hold(), Admit()]
+)
+def test_a_control_of_a_request_that_names_none_is_malformed(desk: Desk, control: Control) -> None:
+    assert said(desk.send("a", control, context="c")) == [("a", "rejected", "malformed")]
+
+
+@pytest.mark.parametrize("control", [Retain(lease_s=1.0), Release(), Prepare()])
+def test_a_control_of_a_context_that_names_none_is_malformed(desk: Desk, control: Control) -> None:
+    assert said(desk.send("a", control, request="r")) == [("a", "rejected", "malformed")]
+
+
+def test_a_control_for_another_engine_is_rejected(desk: Desk) -> None:
+    step = desk.send("a", Prioritise(priority=1), request="r", engine="e1")
+    assert said(step) == [("a", "rejected", "wrong_engine")]
+    step = desk.send("b", Prioritise(priority=1), request="r", engine=None)
+    assert ids(step.apply) == ["b"]
+
+
+@pytest.mark.parametrize("deadline_s", [9.0, 10.0, nan])
+def test_a_deadline_that_is_over_or_no_time_is_rejected(desk: Desk, deadline_s: float) -> None:
+    desk.now = 10.0
+    step = desk.send("a", Prioritise(priority=1, deadline_s=deadline_s), request="r")
+    assert said(step) == [("a", "rejected", "deadline_passed")]
+
+
+def test_beyond_its_limit_the_engine_is_overloaded_but_still_lets_go() -> None:
+    desk = Desk(max_open=2)
+    for id in ("a", "b"):
+        desk.carry_out(desk.send(id, Retain(lease_s=9.0), context=id), LEASED)
+    full = desk.send("c", Retain(lease_s=9.0), context="c")
+    assert (said(full), full.apply) == ([("c", "rejected", "overloaded")], [])
+    assert ("d", "completed", "") in said(desk.send("d", Cancel(target="a")))
+    assert ids(desk.send("e", Retain(lease_s=9.0), context="c").apply) == ["e"]
+
+
+def test_a_control_for_an_older_version_than_was_seen_is_stale(desk: Desk) -> None:
+    desk.arrives("r2", context="c", context_version=3)
+    stale = desk.send("a", Retain(lease_s=1.0), context="c", version=2)
+    assert said(stale) == [("a", "rejected", "stale_version")]
+    for id, version in (("b", 3), ("c", None), ("d", 5)):
+        assert ids(desk.send(id, Retain(lease_s=1.0), context="c", version=version).apply) == [id]
+    stale = desk.send("e", Retain(lease_s=1.0), context="c", version=4)
+    assert said(stale) == [("e", "rejected", "stale_version")]
+
+
+# -- before its request -----------------------------------------------------------------------
+
+
+def test_a_control_may_come_before_its_request() -> None:
+    desk = Desk()
+    early = desk.send("a", Prioritise(priority=-1), request="r")
+    assert (said(early), early.apply) == ([("a", "accepted", "")], [])
+    step = desk.arrives("r")
+    assert ids(step.apply) == ["a"]
+    assert desk.carry_out(step) == [("a", "completed", "")]
+    assert desk.intake.next_expiry() is None
+
+
+def test_a_control_whose_request_does_not_come_fails_at_its_deadline() -> None:
+    desk = Desk()
+    desk.send("a", Prioritise(priority=-1, deadline_s=5.0), request="r")
+    assert desk.intake.next_expiry() == 5.0
+    assert desk.intake.expire(4.9) == Step()
+    step = desk.intake.expire(5.0)
+    assert (said(step), step.revert) == ([("a", "failed", "deadline")], [])
+    desk.now = 6.0
+    assert desk.arrives("r").apply == []
+
+
+def test_a_control_whose_deadline_has_passed_is_not_applied_though_its_request_comes() -> None:
+    desk = Desk()
+    desk.send("a", Prioritise(priority=-1, deadline_s=5.0), request="r")
+    desk.now = 5.0  # and the driver has not yet asked what has expired
+    step = desk.arrives("r")
+    assert (said(step), step.apply) == ([("a", "failed", "deadline")], [])
+
+
+def test_a_deadline_is_the_engines_own_if_none_is_given_and_bounded_if_one_is() -> None:
+    desk = Desk()
+    desk.now = 100.0
+    desk.send("a", Prioritise(priority=1, deadline_s=1e9), request="x")
+    desk.send("b", Prioritise(priority=1), request="y")
+    deadlines = {op.id: op.deadline_s for op in desk.intake.open_operations}
+    assert deadlines == {"a": 100.0 + MAX_DEADLINE_S, "b": 100.0 + DEFAULT_DEADLINE_S}
+
+
+def test_a_control_after_its_request_has_ended_fails(desk: Desk) -> None:
+    desk.intake.request_ended("r")
+    step = desk.send("a", Prioritise(priority=1), request="r")
+    assert (said(step), step.apply) == ([("a", "failed", "request_gone")], [])
+
+
+def test_a_control_kept_for_a_request_that_is_refused_fails_with_it() -> None:
+    desk = Desk()
+    desk.send("a", Prioritise(priority=1), request="r")
+    step = desk.intake.request_ended("r")  # it never arrived: it was too long, say
+    assert (said(step), step.revert) == ([("a", "failed", "request_gone")], [])
+    assert desk.intake.next_expiry() is None
+
+
+def test_controls_kept_for_one_request_are_arbitrated_when_it_comes() -> None:
+    """The loser is never handed to the engine, since the engine would then act for what ended."""
+    desk = Desk()
+    desk.send("a", Prioritise(priority=1), request="r", source="p")
+    desk.send("b", Prioritise(priority=2), request="r", source="p")
+    desk.send("c", Prioritise(priority=3, force="requirement"), request="r", source="q")
+    desk.send("d", Prioritise(priority=4), request="r", source="p")
+    step = desk.arrives("r")
+    assert (ids(step.apply), step.revert) == (["c"], [])
+    assert said(step) == [
+        ("a", "failed", "replaced"),
+        ("b", "failed", "outranked"),
+        ("d", "failed", "outranked"),
+    ]
+
+
+# -- deadlines --------------------------------------------------------------------------------
+
+
+def test_an_effect_that_is_not_there_in_time_fails_and_is_undone(desk: Desk) -> None:
+    step = desk.send("a", Prepare(deadline_s=5.0), context="c")
+    desk.carry_out(step, UNDER_WAY)
+    late = desk.intake.expire(5.0)
+    assert (said(late), ids(late.revert)) == ([("a", "failed", "deadline")], ["a"])
+
+
+def test_a_deadline_does_not_end_an_effect_that_is_there(desk: Desk) -> None:
+    """A lease or a guard has a span of its own."""
+    step = desk.send("a", Retain(lease_s=100.0, deadline_s=5.0), context="c")
+    desk.carry_out(step, LEASED)
+    assert desk.intake.expire(50.0) == Step()
+    assert ids(desk.intake.open_operations) == ["a"]
+
+
+def test_a_guard_sent_ahead_is_not_ended_by_the_deadline_of_its_waiting() -> None:
+    desk = Desk()
+    desk.send("a", BoundWait(max_wait_s=40.0, deadline_s=5.0), request="r")
+    desk.carry_out(desk.arrives("r"), LEASED)
+    assert desk.intake.expire(5.0) == Step()
+
+
+# -- several policies -------------------------------------------------------------------------
+
+
+def test_a_preference_against_a_requirement_is_outranked(desk: Desk) -> None:
+    required = Prioritise(priority=1, force="requirement")
+    desk.carry_out(desk.send("a", required, request="r", source="p"))
+    step = desk.send("b", Prioritise(priority=2), request="r", source="q")
+    assert (said(step), step.apply) == ([("b", "rejected", "outranked")], [])
+    assert step.answers[0].outcome.detail == "p"
+
+
+def test_a_claim_stands_as_long_as_its_request(desk: Desk) -> None:
+    required = Prioritise(priority=1, force="requirement")
+    desk.carry_out(desk.send("a", required, request="r", source="p"))
+    desk.intake.request_ended("r")
+    desk.arrives("r")
+    assert ids(desk.send("b", Prioritise(priority=2), request="r", source="q").apply) == ["b"]
+
+
+def test_who_is_displaced_hears_of_it_and_is_undone_first() -> None:
+    desk = Desk(ranks={"high": 1})
+    desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c", source="low"), LEASED)
+    step = desk.send("b", Retain(lease_s=5.0), context="c", source="high")
+    assert (ids(step.revert), ids(step.apply)) == (["a"], ["b"])
+    assert said(step) == [("a", "failed", "outranked")]
+    assert step.answers[0].outcome.detail == "high"
+
+
+@pytest.mark.parametrize(
+    ("later", "reason"), [(Retain(lease_s=9.0), "renewed"), (Release(), "released")]
+)
+def test_a_senders_next_word_completes_its_lease(later: Control, reason: str) -> None:
+    desk = Desk()
+    desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c"), LEASED)
+    step = desk.send("b", later, context="c")
+    assert (ids(step.revert), ids(step.apply)) == (["a"], ["b"])
+    assert said(step) == [("a", "completed", reason)]
+
+
+def test_what_is_replaced_before_it_took_hold_was_not_completed() -> None:
+    desk = Desk()
+    desk.carry_out(desk.send("a", Prepare(tier="gpu"), context="c"), UNDER_WAY)
+    step = desk.send("b", Prepare(tier="cpu"), context="c")
+    assert (said(step), ids(step.revert)) == ([("a", "failed", "replaced")], ["a"])
+
+
+@pytest.mark.parametrize("verdict", [Verdict("rejected", "no_room"), Verdict("failed", "broken")])
+@pytest.mark.parametrize(
+    "control",
+    [Retain(lease_s=9.0, force="requirement"), Prioritise(priority=1, force="requirement")],
+)
+def test_what_the_engine_did_not_do_stands_in_nobodys_way(
+    desk: Desk, control: Control, verdict: Verdict
+) -> None:
+    desk.carry_out(desk.send("a", control, request="r", context="c", source="p"), verdict)
+    weaker = msgspec.structs.replace(control, force="preference")
+    assert ids(desk.send("b", weaker, request="r", context="c", source="q").apply) == ["b"]
+
+
+def test_a_release_that_is_done_stands_in_nobodys_way(desk: Desk) -> None:
+    desk.carry_out(desk.send("a", Release(force="requirement"), context="c", source="p"))
+    assert ids(desk.send("b", Retain(lease_s=1.0), context="c", source="q").apply) == ["b"]
+
+
+def test_a_lease_that_has_ended_stands_in_nobodys_way(desk: Desk) -> None:
+    lease = Retain(lease_s=9.0, force="requirement")
+    desk.carry_out(desk.send("a", lease, context="c", source="p"), LEASED)
+    yielded = OperationOutcome(status="failed", reason="yielded")
+    assert said(desk.intake.ended(OperationEnded("a", yielded))) == [("a", "failed", "yielded")]
+    assert ids(desk.send("b", Retain(lease_s=1.0), context="c", source="q").apply) == ["b"]
+
+
+# -- cancel and withdraw ----------------------------------------------------------------------
+
+
+def test_a_cancelled_operation_fails_and_its_effect_goes(desk: Desk) -> None:
+    desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c"), LEASED)
+    step = desk.send("x", Cancel(target="a"))
+    assert ids(step.revert) == ["a"]
+    assert said(step) == [("a", "failed", "cancelled"), ("x", "completed", "")]
+
+
+def test_what_was_never_handed_out_needs_no_undoing() -> None:
+    desk = Desk()
+    desk.send("a", Prioritise(priority=1), request="r")
+    step = desk.send("x", Cancel(target="a"))
+    assert step.revert == []
+    assert said(step) == [("a", "failed", "cancelled"), ("x", "completed", "")]
+    assert desk.arrives("r") == Step()
+    assert desk.intake.next_expiry() is None
+
+
+def test_what_cannot_be_cancelled_is_told_why(desk: Desk) -> None:
+    desk.carry_out(desk.send("theirs", Retain(lease_s=9.0), context="c", source="q"), LEASED)
+    desk.carry_out(desk.send("done", Prioritise(priority=1), request="r"))
+    for id, target, reason in (
+        ("x1", "theirs", "not_yours"),
+        ("x2", "x2", "not_yours"),
+        ("x3", "done", "already_terminal"),
+        ("x4", "never heard of", "unknown_operation"),
+    ):
+        step = desk.send(id, Cancel(target=target))
+        assert (said(step), step.revert) == ([(id, "rejected", reason)], [])
+    assert ids(desk.intake.open_operations) == ["theirs"]
+
+
+def test_who_withdraws_leaves_nothing_behind_and_others_alone() -> None:
+    desk = Desk()
+    desk.arrives("r")
+    desk.send("kept", Prioritise(priority=1), request="later")
+    desk.carry_out(desk.send("done", Prioritise(priority=-1), request="r"))
+    desk.carry_out(desk.send("leased", Retain(lease_s=9.0), context="c"), LEASED)
+    desk.carry_out(desk.send("other", Retain(lease_s=9.0), context="d", source="q"), LEASED)
+    step = desk.send("x", Withdraw())
+    assert sorted(ids(step.revert)) == ["done", "leased"]
+    assert said(step) == [
+        ("kept", "failed", "withdrawn"),
+        ("leased", "failed", "withdrawn"),
+        ("x", "completed", ""),
+    ]
+    assert ids(desk.intake.open_operations) == ["other"]
+    assert desk.arrives("later").apply == []
+
+
+# -- the end of a request, and of the engine --------------------------------------------------
+
+
+def test_what_is_open_for_a_request_ends_with_it(desk: Desk) -> None:
+    desk.carry_out(desk.send("a", BoundWait(max_wait_s=40.0), request="r"), LEASED)
+    step = desk.intake.request_ended("r")
+    assert (said(step), ids(step.revert)) == ([("a", "failed", "request_gone")], ["a"])
+
+
+def test_a_lease_on_a_context_outlives_the_request_that_it_names(desk: Desk) -> None:
+    desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c", request="r"), LEASED)
+    assert desk.intake.request_ended("r") == Step()
+    assert ids(desk.intake.open_operations) == ["a"]
+
+
+def test_a_lease_does_not_make_the_request_that_it_names_arrive() -> None:
+    desk = Desk()
+    desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c", request="r"), LEASED)
+    step = desk.send("b", Prioritise(priority=1), request="r")
+    assert (said(step), step.apply) == ([("b", "accepted", "")], [])
+
+
+def test_a_restart_fails_whatever_is_open_and_forgets_requests_and_versions() -> None:
+    desk = Desk()
+    desk.arrives("r", context="c", context_version=7)
+    desk.send("kept", Prioritise(priority=1), request="later")
+    required = Retain(lease_s=9.0, force="requirement")
+    desk.carry_out(desk.send("leased", required, context="c", source="q"), LEASED)
+    step = desk.intake.shut("engine_restarted")
+    assert (step.revert, step.apply) == ([], [])
+    assert said(step) == [
+        ("kept", "failed", "engine_restarted"),
+        ("leased", "failed", "engine_restarted"),
+    ]
+    assert desk.intake.next_expiry() is None
+    assert desk.arrives("later").apply == []
+    step = desk.send("new", Retain(lease_s=1.0), context="c", version=1)
+    assert ids(step.apply) == ["new"]
+    assert said(desk.send("again", Prioritise(priority=1), request="r")) == [
+        ("again", "accepted", "")
+    ]
+
+
+def test_memory_is_bounded() -> None:
+    desk = Desk(remember=10)
+    for number in range(100):
+        request = f"r{number}"
+        desk.arrives(request, context=f"c{number}", context_version=1)
+        desk.carry_out(desk.send(f"op{number}", Prioritise(priority=1), request=request))
+        desk.intake.request_ended(request)
+        desk.intake.request_ended(request)  # told twice
+    intake = desk.intake
+    assert len(intake._ended) == len(intake._versions) == len(intake._gone) == 10
+    assert not any((intake._open, intake._requests, intake._parked, len(intake._arbiter)))
+    assert said(desk.send("op99", Prioritise(priority=1), request="r99")) == [
+        ("op99", "completed", "")
+    ]
