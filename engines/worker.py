@@ -1,17 +1,19 @@
 """The one loop that serves every engine: controls in, state and outcomes out.
 
 The worker owns the bus side of an engine: its source name, epoch and sequence numbers. What a
-control means is decided by ``hear.intake``; what it does, by the backend.
+control means is decided by ``hear.intake``; what it does, by the backend. If the bus is lost, the
+worker goes on without it: the engine serves, in its own order, and nobody is told.
 """
 
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from math import inf
 
 import structlog
 import trio
 
 from hear.delivery import Sequencer
-from hear.errors import EngineError
+from hear.errors import BusError, EngineError, LaggedError
 from hear.intake import Intake, Step
 from hear.messages import (
     DEFAULT_TENANT,
@@ -23,7 +25,8 @@ from hear.messages import (
     ResidencyChanged,
     ResidencySnapshot,
 )
-from hear.seams import Bus, EngineBackend, Report
+from hear.operation import Operation
+from hear.seams import Bus, EngineBackend, Report, Subscription, Verdict
 from hear.subjects import stem, token
 
 _log = structlog.get_logger("hear.worker")
@@ -43,16 +46,23 @@ class EngineWorker:
         name: str,
         ranks: dict[str, int] | None = None,
         tenant: str = DEFAULT_TENANT,
+        epoch: int = 1,
         pressure_interval_s: float = 0.5,
         restart_delay_s: float = 1.0,
         max_restarts: int = 8,
     ) -> None:
-        """``ranks`` gives policies (by source) their rank in arbitration; higher prevails."""
+        """Join them.
+
+        Args:
+            ranks: the rank of policies (by source) in arbitration; higher prevails.
+            epoch: the incarnation to begin with. Whoever starts a worker for an engine of this
+                name again has to give a higher one than the last.
+        """
         self.name = name
         self._bus = bus
         self._backend = backend
         self._key = Key(engine=name)
-        self._sequencer = Sequencer(name, tenant=tenant)
+        self._sequencer = Sequencer(name, epoch, tenant)
         self._tenant = tenant
         self._intake = Intake(engine=name, controls=backend.capabilities().controls, ranks=ranks)
         self._pressure_interval_s = pressure_interval_s
@@ -60,6 +70,8 @@ class EngineWorker:
         self._restart_delay_s = restart_delay_s
         self._max_restarts = max_restarts
         self._serving: dict[str, Key] = {}
+        self._bus_lost = False
+        self._failure: EngineError | None = None
 
     @property
     def epoch(self) -> int:
@@ -76,8 +88,8 @@ class EngineWorker:
 
         Raises:
             EngineError: the backend failed more than ``max_restarts`` times.
+            BusError: the bus cannot be joined.
         """
-        pattern = f"control.{token(self._tenant)}.{token(self.name)}.>"
         for kind, provider in (
             ("residency_snapshot", self._residency_snapshot),
             ("queue_snapshot", self._queue_snapshot),
@@ -87,24 +99,47 @@ class EngineWorker:
         ):
             subject = stem("state", self._tenant, self._key, kind)
             self._bus.provide_snapshots(subject, provider)
-        async with self._bus.subscribe([pattern], name=self.name, capacity=65_536) as controls:
+        async with AsyncExitStack() as stack:
+            controls = await stack.enter_async_context(self._subscribe())
             self._introduce()
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._serve)
+                    nursery.start_soon(self._serve, nursery.cancel_scope)
                     task_status.started()
-                    while True:
-                        batch: Iterable[Envelope] = ()
-                        with trio.move_on_at(self._intake.next_expiry() or inf):
-                            batch = await controls.receive()
-                        now = trio.current_time()
-                        for envelope in batch:
-                            self._carry_out(self._intake.receive(envelope, now))
-                        self._carry_out(self._intake.expire(now))
+                    await self._listen(controls, stack)
             finally:
                 self._carry_out(self._intake.shut("engine_stopped"))
+        if self._failure is not None:
+            raise self._failure
 
-    async def _serve(self) -> None:
+    def _subscribe(self) -> Subscription:
+        pattern = f"control.{token(self._tenant)}.{token(self.name)}.>"
+        return self._bus.subscribe([pattern], name=self.name, capacity=65_536)
+
+    async def _listen(self, controls: Subscription, stack: AsyncExitStack) -> None:
+        try:
+            while True:
+                try:
+                    await self._take_in(controls)
+                except LaggedError as error:
+                    _log.error("controls.lost", engine=self.name, error=str(error))
+                    await stack.aclose()
+                    controls = await stack.enter_async_context(self._subscribe())
+        except BusError as error:
+            self._lose_bus(error)
+            await trio.sleep_forever()
+
+    async def _take_in(self, controls: Subscription) -> None:
+        while True:
+            batch: Iterable[Envelope] = ()
+            with trio.move_on_at(self._intake.next_expiry() or inf):
+                batch = await controls.receive()
+            now = trio.current_time()
+            for envelope in batch:
+                self._carry_out(self._intake.receive(envelope, now))
+            self._carry_out(self._intake.expire(now))
+
+    async def _serve(self, scope: trio.CancelScope) -> None:
         restarts = 0
         while True:
             try:
@@ -114,7 +149,8 @@ class EngineWorker:
                 _log.error("engine.failed", engine=self.name, epoch=self.epoch, error=str(error))
                 self._restart()
                 if restarts > self._max_restarts:
-                    raise
+                    self._failure = error
+                    scope.cancel()
                 await trio.sleep(self._restart_delay_s)
 
     def _restart(self) -> None:
@@ -134,7 +170,7 @@ class EngineWorker:
             self._queue_snapshot,
         ):
             for envelope in provider():
-                self._bus.publish(envelope)
+                self._send(envelope)
 
     # -- what the backend reports -------------------------------------------------------------
 
@@ -166,8 +202,13 @@ class EngineWorker:
         for answer in step.answers:
             self._publish(answer.outcome, self._at_home(answer.key))
         for operation in step.apply:
-            verdict = self._backend.apply(operation)
-            self._carry_out(self._intake.applied(operation, verdict))
+            self._carry_out(self._intake.applied(operation, self._apply(operation)))
+
+    def _apply(self, operation: Operation) -> Verdict:
+        try:
+            return self._backend.apply(operation)
+        except EngineError as error:
+            return Verdict("failed", "engine_error", str(error))
 
     def _at_home(self, key: Key) -> Key:
         if key.engine is not None:
@@ -184,7 +225,18 @@ class EngineWorker:
     # -- what is published --------------------------------------------------------------------
 
     def _publish(self, message: Message, key: Key) -> None:
-        self._bus.publish(self._sequencer.wrap(message, key, trio.current_time()))
+        self._send(self._sequencer.wrap(message, key, trio.current_time()))
+
+    def _send(self, envelope: Envelope) -> None:
+        try:
+            self._bus.publish(envelope)
+        except BusError as error:
+            self._lose_bus(error)
+
+    def _lose_bus(self, error: BusError) -> None:
+        if not self._bus_lost:
+            self._bus_lost = True
+            _log.error("bus.lost", engine=self.name, error=str(error))
 
     def _snapshot(self, message: Message) -> Envelope:
         return self._sequencer.wrap_snapshot(message, self._key, trio.current_time())

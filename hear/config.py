@@ -41,6 +41,12 @@ def load_toml(path: Path, type_: type[_T]) -> _T:
         raise ConfigError(_explain(path, text, type_, str(error))) from error
 
 
+def where(path: Path, setting: str) -> str:
+    """``file:line`` of a setting such as ``tiers.gpu_kv_gib``, for an error found after reading."""
+    table, _, key = setting.rpartition(".")
+    return f"{path}:{_line(path.read_text(encoding='utf-8'), table, key)}"
+
+
 def _explain(path: Path, text: str, type_: type[msgspec.Struct], message: str) -> str:
     unknown = _UNKNOWN.match(message)
     if unknown:
@@ -83,7 +89,8 @@ def _line(text: str, table: str, key: str) -> int:
         if stripped.startswith("["):
             here = stripped.strip("[] ").replace('"', "")
             if stripped.startswith("[["):
-                here, arrays[here] = f"{here}[{arrays[here]}]", arrays[here] + 1
+                arrays[here] += 1
+                here = f"{here}[{arrays[here] - 1}]"
             if wanted.fullmatch(here):
                 table_line = number
             if here == f"{table}.{key}".lstrip("."):

@@ -104,8 +104,9 @@ class EngineView:
     ) -> bool:
         if arrival is Arrival.GAP:
             return self._lose_residency(time_s)
-        if arrival is Arrival.NEXT and seq == 1:
-            self.residency_known = True  # an engine begins its epoch with an empty cache
+        if arrival is Arrival.NEXT and seq == 1 and not self.residency_known:
+            self.residency.clear()  # of what a snapshot that did not come whole may have left
+            self.residency_known = True  # before its first change a stream is empty
         if not self.residency_known:
             return self._asks("residency", time_s)
         try:
@@ -157,7 +158,7 @@ class EngineView:
             self._asked_s["queue"] = time_s
             return True
         if arrival is Arrival.NEXT and seq == 1:
-            self.queue_known = True  # and with an empty queue
+            self.queue_known = True
         for waiting in message.waiting:
             self.running.pop(waiting.request, None)  # it was preempted
             self.waiting[waiting.request] = waiting
@@ -206,6 +207,6 @@ class EngineViews(Mapping[str, EngineView]):
             return False
         if envelope.epoch > view.epoch:
             view.restart(envelope.epoch)
-        needs_snapshot = view.apply(message, arrival, envelope.time_s)
+        needs_snapshot = view.apply(message, arrival, envelope.time_s, envelope.seq)
         self.changes.append((view, message))
         return needs_snapshot

@@ -10,6 +10,8 @@ from typing import Any
 
 from hear.errors import PluginError
 
+_SINGULAR = {"buses": "bus", "policies": "policy"}
+
 
 def names(group: str) -> list[str]:
     """The names under which installed distributions offer plug-ins of a group."""
@@ -36,7 +38,7 @@ def load(group: str, name: str) -> Any:
         found = [e for e in entry_points(group=f"hear.{group}") if e.name == name]
         if not found:
             raise PluginError(
-                f"no {group[:-1] if group != 'policies' else 'policy'} named {name!r}: "
+                f"no {_SINGULAR.get(group, group.removesuffix('s'))} named {name!r}: "
                 f"{nearest(name, names(group))} (or give package.module:Name)"
             )
         entry = found[0]

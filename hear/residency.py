@@ -12,6 +12,7 @@ the ends of prompts first, so there are seldom any.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from hear.blocks import unpack
@@ -113,7 +114,7 @@ class ResidencyDirectory:
         self._num_blocks += len(blocks)
         if parent is not None:
             self._adopt(parent, blocks[0])
-        self._children.update(zip(blocks, blocks[1:], strict=False))
+        self._children.update(pairwise(blocks))
         if self._watchers and not self._watchers.keys().isdisjoint(blocks):
             for block in blocks:
                 self._touch(block)

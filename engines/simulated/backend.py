@@ -10,10 +10,18 @@ from math import inf
 
 import trio
 
+from hear.blocks import pack
 from hear.engines.simulated.controls import MODES, Controls, ServedContext
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.leases import LeaseBook
 from hear.engines.simulated.profile import EngineProfile, load_profile
+from hear.engines.simulated.reporting import (
+    key_of,
+    outcome_of,
+    pressure_of,
+    queue_change,
+    queue_of,
+)
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.roofline import Roofline
 from hear.engines.simulated.scheduler import Scheduler
@@ -24,7 +32,6 @@ from hear.messages import (
     CostsReported,
     Key,
     PressureReported,
-    QueueChanged,
     QueueSnapshot,
     RequestOutcome,
     Tier,
@@ -85,11 +92,15 @@ class SimulatedEngine:
         """Serve one request. One that can never fit is rejected at once.
 
         Raises:
-            EngineError: a request of that id is being served.
+            EngineError: a request of that id is being served, or its id cannot be told to others.
         """
         sent_s = trio.current_time()
         if request.id in self._waiters:
             raise EngineError(f"request {request.id!r} is being served already")
+        try:
+            f"{request.id}{request.context}".encode()
+        except UnicodeEncodeError as error:
+            raise EngineError(f"request {request.id!r}: {error}") from None
         event = self._waiters[request.id] = trio.Event()
         try:
             reason = self._refusal(request)
@@ -98,16 +109,14 @@ class SimulatedEngine:
                     status="rejected", reason=reason, prompt_tokens=request.prompt_tokens
                 )
                 if self._report is not None:
-                    self._report(Report(requests=[(_key(request), outcome)]))
+                    self._report(Report(requests=[(key_of(request), outcome)]))
                 await trio.lowlevel.checkpoint()
                 return InferenceResult(outcome, sent_s, sent_s, sent_s, sent_s)
             sim = self._enqueue(request)
             if request.context is not None:
                 self._serving(sim)
             if self._report is not None:
-                accepted = RequestOutcome(status="accepted", prompt_tokens=request.prompt_tokens)
-                key = _key(request)
-                self._report(Report(arrived=[key], requests=[(key, accepted)]))
+                self._announce(sim, self._report)
             await event.wait()
             sim, outcome = self._ended.pop(request.id)
         except trio.Cancelled:
@@ -120,6 +129,12 @@ class SimulatedEngine:
         first_s = now if sim.first_token_s is None else sim.first_token_s
         return InferenceResult(outcome, sent_s, started_s, first_s, now)
 
+    @staticmethod
+    def _announce(sim: SimRequest, report: Callable[[Report], None]) -> None:
+        key = key_of(sim)
+        accepted = RequestOutcome(status="accepted", prompt_tokens=sim.prompt_tokens)
+        report(Report(arrived=[key], requests=[(key, accepted)]))
+
     def _refusal(self, request: InferenceRequest) -> str:
         tokens = request.prompt_tokens + request.output_tokens
         most = min(
@@ -131,6 +146,11 @@ class SimulatedEngine:
             return f"too_long: {tokens} tokens, this engine holds {most}"
         if len(request.prompt_hashes) > request.prompt_tokens // self.block_size:
             return "malformed: more block hashes than full blocks in the prompt"
+        try:  # what cannot be told on the bus must not come in
+            pack(request.prompt_hashes)
+            pack(request.output_hashes)
+        except (OverflowError, TypeError) as error:
+            return f"malformed: block hashes: {error}"
         return ""
 
     def _enqueue(self, request: InferenceRequest) -> SimRequest:
@@ -196,24 +216,11 @@ class SimulatedEngine:
 
     def pressure(self) -> PressureReported:
         """How full it is now."""
-        scheduler = self.scheduler
-        return PressureReported(
-            tiers=self.cache.pressure(),
-            num_waiting=len(scheduler.waiting),
-            num_running=self._num_running(),
-            restored_tokens=scheduler.restored_tokens,
-            preemptions=scheduler.preemptions,
-            load_backlog_s=self.cache.load_backlog_s(trio.current_time()),
-        )
+        return pressure_of(self.scheduler, self.cache, trio.current_time())
 
     def queue(self) -> QueueSnapshot:
         """Who waits and who runs now."""
-        scheduler = self.scheduler
-        batch = [*scheduler.running, *scheduler.ready, *(r for _, r in scheduler.loading)]
-        return QueueSnapshot(
-            waiting=tuple(r.as_waiting() for r in scheduler.waiting.in_order() if not r.prepare),
-            running=tuple(r.as_running() for r in batch if not r.prepare),
-        )
+        return queue_of(self.scheduler)
 
     def residency(self) -> Iterable[BlocksStored]:
         """All resident blocks, as chains."""
@@ -242,6 +249,9 @@ class SimulatedEngine:
             EngineError: the engine crashed. It is empty now; running it again restarts it.
         """
         self._report = report
+        for sim in list(self._requests.values()):
+            if sim.prepare is None:  # it came while nobody listened
+                self._announce(sim, report)
         try:
             while True:
                 await self._step(report)
@@ -278,7 +288,7 @@ class SimulatedEngine:
     def _settle(self, now: float) -> None:
         arrived = self.cache.settle(now)
         if arrived:
-            self._controls.arrived_on_cpu(arrived, now)
+            self._controls.placement.arrived_on_cpu(arrived, now)
         self.scheduler.settle(now)
         for lease in list(self._leases.expired(now)):
             self._controls.end_lease(lease, "completed", "expired")
@@ -288,14 +298,14 @@ class SimulatedEngine:
             self.cache.next_settle(),
             self.scheduler.next_load(),
             self._leases.next_expiry(),
-            self.scheduler.waiting.next_hold(),
+            self.scheduler.waiting.next_release(),
         )
         return min((t for t in timers if t is not None), default=inf)
 
     def _finish(self, sim: SimRequest, now: float) -> None:
         if sim.prepare is not None:
             self._requests.pop(sim.id, None)
-            self._controls.prepared(sim)
+            self._controls.placement.prefilled(sim, now)
             return
         self._end_request(sim, "completed", "", now)
 
@@ -305,10 +315,10 @@ class SimulatedEngine:
         self._requests.pop(sim.id, None)
         if sim.started_s is not None:
             self._controls.started(sim)
-            if sim.context is not None:
-                self._now_idle(sim, now)
-        outcome = _outcome(sim, status, reason, now)
-        self._outcomes.append((_key(sim), outcome))
+        if sim.context is not None and status == "completed":
+            self._now_idle(sim, now)
+        outcome = outcome_of(sim, status, reason, now)
+        self._outcomes.append((key_of(sim), outcome))
         self._ended[sim.id] = sim, outcome
         if (event := self._waiters.get(sim.id)) is not None:
             event.set()
@@ -326,39 +336,18 @@ class SimulatedEngine:
         now = trio.current_time()
         for sim in list(self._requests.values()):
             if sim.prepare is None:
-                outcome = _outcome(sim, "failed", reason, now)
+                outcome = outcome_of(sim, "failed", reason, now)
                 self._ended[sim.id] = sim, outcome
                 if (event := self._waiters.get(sim.id)) is not None:
                     event.set()
 
-    def _num_running(self) -> int:
-        scheduler = self.scheduler
-        return len(scheduler.running) + len(scheduler.ready) + len(scheduler.loading)
-
     def _flush(self, report: Callable[[Report], None]) -> None:
-        moved, self.scheduler.moved = self.scheduler.moved, {}
-        waiting, started, ended = [], [], []
+        scheduler = self.scheduler
+        moved, scheduler.moved = scheduler.moved, {}
         for sim in moved.values():
-            if sim.prepare is not None:
-                continue
-            if sim.state == "waiting":
-                waiting.append(sim.as_waiting())
-            elif sim.state == "ended":
-                ended.append(sim.id)
-            else:
-                started.append(sim.id)
+            if sim.state not in ("waiting", "ended") and sim.prepare is None:
                 self._controls.started(sim)
-        queue = None
-        if waiting or started or ended:
-            queue = QueueChanged(
-                waiting=tuple(waiting),
-                started=tuple(started),
-                ended=tuple(ended),
-                num_waiting=len(self.scheduler.waiting),
-                num_running=self._num_running(),
-                waiting_tokens=self.scheduler.waiting.num_tokens,
-                running_tokens=sum(r.num_tokens for r in self.scheduler.running),
-            )
+        queue = queue_change(moved.values(), scheduler)
         blocks = self.cache.drain_changes()
         operations, self._controls.ended = self._controls.ended, []
         outcomes, self._outcomes = self._outcomes, []
@@ -372,25 +361,4 @@ def create(profile: str, *, block_size: int, name: str) -> SimulatedEngine:
     Raises:
         ConfigError: there is no such profile, or it cannot be used.
     """
-    return SimulatedEngine(load_profile(profile), block_size=block_size, name=name)
-
-
-def _key(request: InferenceRequest | SimRequest) -> Key:
-    return Key(request=request.id, context=request.context, context_version=request.context_version)
-
-
-def _outcome(sim: SimRequest, status: str, reason: str, now: float) -> RequestOutcome:
-    started = now if sim.started_s is None else sim.started_s
-    first = now if sim.first_token_s is None else sim.first_token_s
-    return RequestOutcome(
-        status="completed" if status == "completed" else "failed",
-        reason=reason,
-        mode=sim.mode,
-        prompt_tokens=sim.prompt_tokens,
-        output_tokens=sim.produced,
-        reused_tokens={tier: n for tier, n in sim.reused.items() if n},
-        queue_s=started - sim.arrival_s,
-        prefill_s=max(first - started, 0.0),
-        decode_s=now - first,
-        preemptions=sim.preemptions,
-    )
+    return SimulatedEngine(load_profile(profile, block_size), block_size=block_size, name=name)

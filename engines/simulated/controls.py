@@ -5,14 +5,16 @@ One method a kind of control; each says at once how it went, or that the effect 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hear.blocks import unpack
-from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
+from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.leases import Lease, LeaseBook
+from hear.engines.simulated.placement import Placement
 from hear.engines.simulated.profile import Scheduler as Limits
-from hear.engines.simulated.request import BACKGROUND_PRIORITY, SimRequest
+from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler
+from hear.errors import RemoteProtocolError
 from hear.messages import (
     Admit,
     BoundWait,
@@ -42,15 +44,6 @@ class ServedContext:
     idle_since: float
 
 
-@dataclass(slots=True)
-class _Copying:
-    """A copy to the CPU that an operation waits for; ``demote`` then frees the GPU."""
-
-    missing: set[int]
-    blocks: Sequence[int] = field(default_factory=tuple)
-    demote: bool = False
-
-
 class Controls:
     """Applies controls to the parts of one engine."""
 
@@ -74,10 +67,14 @@ class Controls:
         self._leases = leases
         self._requests = requests
         self._contexts = contexts
-        self._submit = submit
-        self._block_size = block_size
-        self._copying: dict[str, _Copying] = {}
-        self._preparing: dict[str, SimRequest] = {}
+        self.placement = Placement(
+            scheduler=scheduler,
+            cache=cache,
+            requests=requests,
+            submit=submit,
+            block_size=block_size,
+            end=self._end,
+        )
         self._fallbacks: dict[str, str] = {}
         self.ended: list[OperationEnded] = []
         self._handlers: dict[type[Control], Callable[[Operation, float], Verdict]] = {
@@ -85,8 +82,8 @@ class Controls:
             BoundWait: self._bound_wait,
             Retain: self._retain,
             Release: self._release,
-            Prepare: self._prepare,
-            Place: self._place,
+            Prepare: self._bring,
+            Place: self._bring,
             Hold: self._hold,
             Admit: self._admit,
             Route: self._route,
@@ -102,7 +99,10 @@ class Controls:
 
     def apply(self, operation: Operation, now: float) -> Verdict:
         """Carry out a control, or begin to."""
-        verdict = self._handlers[type(operation.control)](operation, now)
+        try:
+            verdict = self._handlers[type(operation.control)](operation, now)
+        except RemoteProtocolError as error:
+            return Verdict("rejected", "malformed", str(error))
         if verdict.status == "accepted" and verdict.fallback is not None:
             self._fallbacks[operation.id] = verdict.fallback
         return verdict
@@ -135,7 +135,8 @@ class Controls:
         assert isinstance(control, BoundWait)
         if isinstance(request, Verdict):
             return request
-        self._scheduler.waiting.bound(request, control.max_wait_s)
+        required = control.force == "requirement"
+        self._scheduler.waiting.bound(request, control.max_wait_s, required=required)
         request.guard = operation.id
         self._moved(request)
         return Verdict("accepted", standing=True)
@@ -145,9 +146,10 @@ class Controls:
         assert isinstance(control, Hold)
         if isinstance(request, Verdict):
             return request
-        if request.protected:
+        required = control.force == "requirement"
+        if request.protected and (request.bound_required or not required):
             return Verdict("rejected", "outranked", "the request has waited out its bound")
-        self._scheduler.waiting.hold(request, now + control.hold_s)
+        self._scheduler.waiting.hold(request, now + control.hold_s, required=required)
         self._moved(request)
         return DONE
 
@@ -163,11 +165,18 @@ class Controls:
     # -- retention ----------------------------------------------------------------------------
 
     def _blocks_of(self, operation: Operation) -> Sequence[int] | None:
-        """The blocks that a control is about: those it names, or what its context was served."""
+        """The blocks that a control is about: those it names, or what its context was served.
+
+        Raises:
+            RemoteProtocolError: what it names cannot be the blocks of one prompt.
+        """
         control = operation.control
         assert isinstance(control, Retain | Prepare | Place)
         if control.prefix_hashes:
-            return unpack(control.prefix_hashes)
+            blocks = unpack(control.prefix_hashes)
+            if len(set(blocks)) < len(blocks):
+                raise RemoteProtocolError("prefix_hashes names a block twice")
+            return blocks
         served = self._contexts.get(operation.key.context or "")
         return None if served is None else served.blocks
 
@@ -188,6 +197,8 @@ class Controls:
         if blocks is None:
             return Verdict("rejected", "unknown_context", context)
         served = self._contexts.get(context)
+        if (former := self._leases.get(context)) is not None:  # of a worker that is gone
+            self.end_lease(former, "completed", "renewed")
         lease = Lease(
             operation.id,
             context,
@@ -209,7 +220,7 @@ class Controls:
         elif served is None:
             return Verdict("rejected", "unknown_context", context or "")
         if served is not None:
-            self._cache.rerank(reversed(served.blocks))
+            self._cache.rerank(served.blocks)
         return DONE
 
     def end_lease(self, lease: Lease, status: str, reason: str, detail: str = "") -> None:
@@ -219,86 +230,11 @@ class Controls:
 
     # -- placement ----------------------------------------------------------------------------
 
-    def _tier(self, control: Prepare | Place) -> tuple[str, str | None] | None:
-        """The tier to use, and the fallback's name if it is not the one that was asked for."""
-        have = [GPU, CPU] if self._cache.num_cpu_blocks else [GPU]
-        if control.tier in have:
-            return control.tier, None
-        return next(((tier, tier) for tier in control.fallback if tier in have), None)
-
-    def _prepare(self, operation: Operation, now: float) -> Verdict:
-        control = operation.control
-        assert isinstance(control, Prepare)
-        return self._bring(operation, control, compute=control.compute, demote=False, now=now)
-
-    def _place(self, operation: Operation, now: float) -> Verdict:
-        control = operation.control
-        assert isinstance(control, Place)
-        return self._bring(operation, control, compute=False, demote=True, now=now)
-
-    def _bring(
-        self,
-        operation: Operation,
-        control: Prepare | Place,
-        *,
-        compute: bool,
-        demote: bool,
-        now: float,
-    ) -> Verdict:
-        chosen = self._tier(control)
-        if chosen is None:
-            return Verdict("rejected", "unknown_tier", control.tier)
-        tier, fallback = chosen
+    def _bring(self, operation: Operation, now: float) -> Verdict:
         blocks = self._blocks_of(operation)
         if blocks is None:
             return Verdict("rejected", "unknown_context", operation.key.context or "")
-        cache = self._cache
-        lost = sum(1 for b in blocks if not (cache.on_gpu(b) or cache.on_cpu(b)))
-        if lost and not compute:
-            return Verdict("rejected", "not_resident", f"{lost} of {len(blocks)} blocks")
-        if len(blocks) > (cache.num_gpu_blocks if tier == GPU else cache.num_cpu_blocks):
-            return Verdict("rejected", "no_room", f"{len(blocks)} blocks")
-        if tier == GPU or lost:
-            if not all(cache.on_gpu(b) for b in blocks):
-                self._prefill(operation, blocks)
-                return Verdict("accepted", fallback=fallback)
-            return Verdict("completed", fallback=fallback)
-        missing = {b for b in blocks if not cache.on_cpu(b)}
-        if demote and any(cache.in_use(b) for b in blocks):
-            return Verdict("rejected", "in_use", "a request runs on these blocks")
-        if missing and not demote and not cache.inclusive:
-            return Verdict("rejected", "exclusive_tier", "it holds no copies of what the GPU holds")
-        for block in reversed(blocks):
-            if demote and not cache.inclusive and cache.on_gpu(block):
-                cache.demote(block, now)
-            elif block in missing:
-                cache.store(block, now)
-        job = _Copying(missing, blocks, demote)
-        if missing:
-            self._copying[operation.id] = job
-            return Verdict("accepted", fallback=fallback)
-        self._copied(job, now)
-        return Verdict("completed", fallback=fallback)
-
-    def _prefill(self, operation: Operation, blocks: Sequence[int]) -> None:
-        request = self._submit(
-            InferenceRequest(
-                id=f"prepare:{operation.id}",
-                prompt_tokens=len(blocks) * self._block_size,
-                output_tokens=0,
-                prompt_hashes=blocks,
-            )
-        )
-        request.prepare = operation.id
-        request.priority = BACKGROUND_PRIORITY
-        self._scheduler.waiting.add(request)
-        self._preparing[operation.id] = request
-
-    def _copied(self, job: _Copying, now: float) -> None:
-        if job.demote:
-            for block in reversed(job.blocks):
-                if self._cache.on_gpu(block) and not self._cache.in_use(block):
-                    self._cache.drop_gpu(block, now)
+        return self.placement.begin(operation, blocks, now)
 
     # -- configuration ------------------------------------------------------------------------
 
@@ -334,16 +270,13 @@ class Controls:
             if lease is not None and lease.operation == operation.id:
                 self._cache.rerank(self._leases.drop(lease))
         elif isinstance(control, Prepare | Place):
-            self._copying.pop(operation.id, None)
-            prefill = self._preparing.pop(operation.id, None)
-            if prefill is not None:
-                self._scheduler.leave(prefill, now)
-                self._requests.pop(prefill.id, None)
+            self.placement.cancel(operation.id, now)
         elif request is not None:
             if isinstance(control, Prioritise):
                 request.priority = 0
             elif isinstance(control, BoundWait):
                 self._scheduler.waiting.bound(request, None)
+                request.guard = None
             elif isinstance(control, Hold):
                 self._scheduler.waiting.admit(request)
             elif isinstance(control, Configure):
@@ -358,27 +291,12 @@ class Controls:
             self._end(request.guard, "completed", "protected" if request.protected else "")
             request.guard = None
 
-    def prepared(self, request: SimRequest) -> None:
-        """A prefill of Prepare or Place is done."""
-        assert request.prepare is not None
-        if self._preparing.pop(request.prepare, None) is not None:
-            self._end(request.prepare, "completed")
-
-    def arrived_on_cpu(self, blocks: Sequence[int], now: float) -> None:
-        """Copies have arrived on the CPU."""
-        for operation, job in list(self._copying.items()):
-            job.missing.difference_update(blocks)
-            if not job.missing:
-                del self._copying[operation]
-                self._copied(job, now)
-                self._end(operation, "completed")
-
     def lost(self, block: int) -> None:
         """A block has left its last tier; the leases on it have yielded."""
         for lease in self._leases.of_block(block):
             self.end_lease(lease, "failed", "yielded", "service needed the room")
 
-    def _end(self, operation: str, status: str, reason: str = "", detail: str = "") -> None:
+    def _end(self, operation: str, status: str, reason: str, detail: str = "") -> None:
         outcome = OperationOutcome(
             status="completed" if status == "completed" else "failed",
             reason=reason,

@@ -9,13 +9,15 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from hear.config import load_toml
+from hear.config import load_toml, where
 from hear.errors import ConfigError
 from hear.plugins import nearest
 
-Positive = Annotated[float, Meta(gt=0)]
+# TOML knows inf, and integers without end; nothing here is either.
+Positive = Annotated[float, Meta(gt=0, lt=1e30)]
 Share = Annotated[float, Meta(gt=0, le=1)]
-PositiveInt = Annotated[int, Meta(gt=0)]
+PositiveInt = Annotated[int, Meta(gt=0, lt=2**53)]
+NotNegative = Annotated[float, Meta(ge=0, lt=1e30)]
 
 
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +40,7 @@ class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     flops_efficiency: Share
     bytes_per_s: Positive
     bytes_efficiency: Share
-    step_s: Annotated[float, Meta(ge=0)] = 0.003
+    step_s: NotNegative = 0.003
 
 
 class Tiers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +48,7 @@ class Tiers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     exclusive one takes over what the GPU evicts. ``transfer_bytes_per_s`` is each way."""
 
     gpu_kv_gib: Positive
-    cpu_kv_gib: Annotated[float, Meta(ge=0)] = 0.0
+    cpu_kv_gib: NotNegative = 0.0
     cpu: Literal["inclusive", "exclusive"] = "inclusive"
     transfer_bytes_per_s: Positive = 25e9
 
@@ -88,16 +90,33 @@ def shipped_profiles() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir())
 
 
-def load_profile(name: str) -> EngineProfile:
+def load_profile(name: str, block_size: int | None = None) -> EngineProfile:
     """Load a shipped profile by name, or any by the path of its TOML file.
+
+    With ``block_size`` (tokens) it is also checked that the GPU has room for a block.
 
     Raises:
         ConfigError: there is none, or the file does not describe one.
     """
     if name.endswith(".toml") or "/" in name:
-        return load_toml(Path(name), EngineProfile)
+        return _load(Path(name), block_size)
     known = shipped_profiles()
     if name not in known:
         raise ConfigError(f"no engine named {name!r}: {nearest(name, known)}, or a .toml file")
     with as_file(files("hear.engines.simulated") / "profiles" / f"{name}.toml") as path:
-        return load_toml(path, EngineProfile)
+        return _load(path, block_size)
+
+
+def _load(path: Path, block_size: int | None) -> EngineProfile:
+    profile = load_toml(path, EngineProfile)
+    if block_size is None:
+        return profile
+    if block_size < 1:
+        raise ConfigError(f"block size of {block_size} tokens, expected 1 or more")
+    if not profile.num_blocks("gpu", block_size):
+        gib = block_size * profile.model.kv_bytes_per_token / 2**30
+        raise ConfigError(
+            f"{where(path, 'tiers.gpu_kv_gib')}: tiers.gpu_kv_gib: {profile.tiers.gpu_kv_gib:g} "
+            f"has no room for a block of {block_size} tokens, which takes {gib:.3g}"
+        )
+    return profile

@@ -46,6 +46,11 @@ class Scheduler:
         """Blocks that ``tokens`` tokens take."""
         return -(-tokens // self._block_size)
 
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks: those in the batch, and those that are loaded for it."""
+        return len(self.running) + len(self.ready) + len(self.loading)
+
     def add(self, request: SimRequest) -> None:
         """A new request."""
         self.waiting.add(request)

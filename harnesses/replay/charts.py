@@ -9,6 +9,7 @@ import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from hear.harnesses.replay.comparison import printable
@@ -58,7 +59,7 @@ class Scale:
         """About ``count`` round values, none outside."""
         if self.log:
             return self._decades(count)
-        step = _step((self.high - self.low) / count)
+        step = _step((self.high - self.low) / count * 0.75)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, last + 1)]
@@ -137,7 +138,7 @@ def summarise(name: str, style: str, points: Sequence[Point], buckets: int) -> C
         return Curve(name, style, points)
     start, width = points[0][0], (points[-1][0] - points[0][0]) / buckets
     sums, lows, highs = [0.0] * buckets, [math.inf] * buckets, [-math.inf] * buckets
-    for (begin, y), (end, _) in zip(points, points[1:], strict=False):
+    for (begin, y), (end, _) in pairwise(points):
         first = min(int((begin - start) / width), buckets - 1)
         last = min(int((end - start) / width), buckets - 1)
         for bucket in range(first, last + 1):
@@ -213,11 +214,15 @@ def y_axis(scale: Scale, height: int, text: Callable[[float], str], count: int =
     return "".join(parts)
 
 
-def x_axis(scale: Scale, height: int, text: Callable[[float], str], count: int = 5) -> str:
-    """The base line and the values below it."""
+def x_axis(
+    scale: Scale, height: int, text: Callable[[float], str], count: int = 5, grid: bool = False
+) -> str:
+    """The base line and the values below it, with lines through the chart if ``grid``."""
     parts = [f'<line class="axis" x1="0" x2="100%" y1="{height}" y2="{height}"/>']
     for tick in scale.ticks(count):
         x = f"{number(scale(tick) * 100)}%"
+        if grid:
+            parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{height}"/>')
         parts.append(
             f'<line class="axis" x1="{x}" x2="{x}" y1="{height}" y2="{height + 4}"/>'
             f'<text class="tick" x="{x}" y="{height + 16}" text-anchor="middle">'

@@ -139,8 +139,8 @@ def _column(
     means = {policy: _mean(metric, rows) for policy, rows in policies.items()}
     known = [mean for mean in means.values() if mean is not None]
     best = (min if metric.lower_is_better else max)(known, default=None)
-    tell_best = len(set(known)) > 1
     digits = 2 if known and min(known) < 1 and max(known) < 100 else 1
+    tell_best = len({f"{mean:.{digits}f}" for mean in known}) > 1  # a difference that shows
     cells = {}
     for policy, rows in policies.items():
         values = _values(metric, rows)

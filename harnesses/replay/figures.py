@@ -6,6 +6,7 @@ Owns which values are drawn. How they are drawn is ``charts``, what is said abou
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Final
 
@@ -149,7 +150,7 @@ def occupancy(samples: Sequence[Sample]) -> Point:
     if whole <= 0:
         return (samples[0].gpu_used, samples[0].gpu_cached)
     used = cached = 0.0
-    for sample, following in zip(samples, samples[1:], strict=False):
+    for sample, following in pairwise(samples):
         lasting = (following.time_s - sample.time_s) / whole
         used += sample.gpu_used * lasting
         cached += sample.gpu_cached * lasting

@@ -22,7 +22,12 @@ from hear.harnesses.replay.figures import (
     scenes,
     ttft_distributions,
 )
-from hear.harnesses.replay.report_tables import best_of_each_load, cost_table, results_table
+from hear.harnesses.replay.report_tables import (
+    TIMES,
+    best_of_each_load,
+    cost_table,
+    results_table,
+)
 from hear.harnesses.replay.results import RunResult
 from hear.harnesses.replay.timelines import choose_sessions, timelines
 
@@ -35,7 +40,7 @@ DEFINITIONS: Final = (
     ("turns/min", "served turns a minute, from the first arrival to the last token."),
     ("reuse", "share of the prompt tokens of follow-up turns whose KV was found in a tier of the "
      "cache and not computed again."),
-    ("×", "how many times better than fcfs on the same seeds: its time divided by this one, or "
+    (TIMES, "how many times better than fcfs on the same seeds: its time divided by this one, or "
      "this rate divided by its. Below 1 is worse."),
     ("±", "standard deviation over seeds. Charts over time show one seed, the one named there."),
     ("GPU KV in use", "share of the GPU's KV blocks held by running requests. Cached blocks hold "
@@ -147,7 +152,8 @@ def _setting(group: Sequence[Comparison], results: Sequence[RunResult], palette:
                 "KV reuse and GPU KV occupancy",
                 "Left: how much of the prompts of follow-up turns came out of the cache; longer "
                 "is better. Right: GPU blocks that running requests use (solid) and blocks that "
-                "hold KV for later (light), on average over the run. A policy that reuses more at the same occupancy keeps the right blocks, not more of them.",
+                "hold KV for later (light), on average over the run. A policy that reuses more "
+                "at the same occupancy keeps the right blocks, not more of them.",
                 panels(
                     (
                         ("KV reuse of follow-up turns, %", reuse_chart(group, palette)),

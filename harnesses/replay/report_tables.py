@@ -1,6 +1,7 @@
 """The tables of the page: results with their ratios (paper, Table 4), and costs (Table 7)."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from hear.harnesses.replay.charts import escape
 from hear.harnesses.replay.comparison import (
@@ -16,6 +17,8 @@ from hear.harnesses.replay.comparison import (
 from hear.harnesses.replay.figures import Palette
 from hear.harnesses.replay.results import RunResult
 
+TIMES: Final = "\N{MULTIPLICATION SIGN}"
+
 
 def best_of_each_load(group: Sequence[Comparison]) -> str:
     """Who is best at what, a sentence a load."""
@@ -27,7 +30,7 @@ def best_of_each_load(group: Sequence[Comparison]) -> str:
             for line in comparison.lines:
                 cell = line.cells[metric.field]
                 if words and cell.best:
-                    ratio = f", ×{cell.ratio_text}" if cell.ratio_text else ""
+                    ratio = f", {TIMES}{cell.ratio_text}" if cell.ratio_text else ""
                     unit = metric.unit if metric.unit == "%" else f" {metric.unit}"
                     wins.setdefault(line.policy, []).append(f"{words} ({cell.text}{unit}{ratio})")
         says = "; ".join(f"{escape(spell(who))} has {_and(what)}" for who, what in wins.items())
@@ -62,7 +65,7 @@ def results_table(group: Sequence[Comparison], palette: Palette) -> str:
         f'<th scope="col" title="{arrow[m.lower_is_better]}">{escape(m.name)}'
         f'<span class="unit">{"↓" if m.lower_is_better else "↑"} {escape(m.unit)}</span></th>'
         for m in metrics
-    ) + "".join(f'<th scope="col">{name}</th>' for name, _ in counts)
+    ) + "".join(f'<th scope="col" class="count">{name}</th>' for name, _ in counts)
     bodies = []
     for comparison in group:
         rows = "".join(_line(line, metrics, counts, palette) for line in comparison.lines)
@@ -76,7 +79,7 @@ def results_table(group: Sequence[Comparison], palette: Palette) -> str:
             "Best of each load in bold."
             if any(cell.best for line in lines for cell in line.cells.values())
             else "",
-            "× is how many times better than fcfs." if _has_ratios(lines) else "",
+            f"{TIMES} is how many times better than fcfs." if _has_ratios(lines) else "",
             "± is the standard deviation over seeds." if several else "",
         )
     ).strip()
@@ -108,7 +111,7 @@ def _cell(cell: Cell) -> str:
         if cell.deviation_text
         else ""
     )
-    ratio = f'<span class="ratio">×{cell.ratio_text}</span>' if cell.ratio_text else ""
+    ratio = f'<span class="ratio">{TIMES}{cell.ratio_text}</span>' if cell.ratio_text else ""
     return f"<td{best}>{cell.text}{spread}{ratio}</td>"
 
 

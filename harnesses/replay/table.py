@@ -41,7 +41,9 @@ def print_results(results: Sequence[RunResult], console: Console | None = None) 
         console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
     console.print(results_table([result.row for result in results]))
     if results:
+        console.print()
         console.print(cost_table(results))
+    console.print()
     console.print(self_checks(results), soft_wrap=True)
 
 
@@ -53,7 +55,7 @@ def results_table(rows: Sequence[Row]) -> RenderableType:
     tables: list[RenderableType] = []
     for _, group in groupby(comparisons, key=lambda c: (c.workload, c.engine)):
         blocks = list(group)
-        tables.append(_Fitted(partial(_results, blocks)))
+        tables += [_Fitted(partial(_results, blocks)), Text()]
     return Group(*tables, _Note(comparisons))
 
 
@@ -121,7 +123,10 @@ class _Note:
 
 
 def _table(title: str, style: _Style) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", show_edge=False)
+    table.pad_edge = False
+    if style.stacked:  # room for nine numbers beside the name in 80 columns
+        table.padding = (0, 1, 0, 0)
     table.title_style = "bold"
     table.add_column("policy", overflow="fold", min_width=13, max_width=style.name_width)
     return table
@@ -159,7 +164,8 @@ def _heading(metric: Metric) -> str:
 
 def _cells(cells: Sequence[Cell], style: _Style) -> list[Text]:
     """The cells of one column, their parts padded alike so that they line up."""
-    parts = [_parts(cell, style) for cell in cells]
+    marked = style.marked and any(cell.best for cell in cells)
+    parts = [_parts(cell, marked, style.plus_minus) for cell in cells]
     if not style.stacked:
         value, spread, ratio = (max(map(len, column)) for column in zip(*parts, strict=True))
         parts = [(v.rjust(value), s.rjust(spread), r.ljust(ratio)) for v, s, r in parts]
@@ -167,10 +173,11 @@ def _cells(cells: Sequence[Cell], style: _Style) -> list[Text]:
     return [_join(separator, cell, part) for cell, part in zip(cells, parts, strict=True)]
 
 
-def _parts(cell: Cell, style: _Style) -> tuple[str, str, str]:
+def _parts(cell: Cell, marked: bool, plus_minus: str) -> tuple[str, str, str]:
+    mark = "*" if cell.best else " "
     return (
-        cell.text + (("*" if cell.best else " ") if style.marked else ""),
-        cell.deviation_text and f"{style.plus_minus}{cell.deviation_text}",
+        cell.text + (mark if marked else ""),
+        cell.deviation_text and f"{plus_minus}{cell.deviation_text}",
         cell.ratio_text and f"x{cell.ratio_text}",
     )
 
@@ -188,24 +195,24 @@ def _join(separator: str, cell: Cell, parts: Sequence[str]) -> Text:
 def _costs(lines: Sequence[CostLine], style: _Style) -> Table:
     table = _table("What the protocol cost", style)
     categories = list(dict.fromkeys(category for line in lines for category in line.messages))
-    headings = [f"{category}\nmessages" for category in categories]
-    headings += ["decisions", "controls", "policy\ncode ms", "us a\ndecision", "share of\nrun time"]
+    headings = [f"{printable(category)}\nmessages" for category in categories]
+    headings += ["decisions", "controls", "policy\ncode ms", "us a\ndecision", "share of\nrun, %"]
     if style.stacked:
-        headings = [f"{category}\nmsgs" for category in categories]
-        headings += ["deci-\nsions", "con-\ntrols", "policy\nms", "us a\ndec.", "% of\nrun"]
+        headings = [f"{printable(category)}\nmsgs" for category in categories]
+        headings += ["deci-\nsions", "con-\ntrols", "code\nms", "us a\ndec.", "run\n%"]
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(Text(heading), justify="right", no_wrap=True)
     count = _short if style.stacked else "{:,}".format
+    decimal = _short if style.stacked else "{:,.1f}".format
     for line in lines:
-        share = "-" if line.share_pct is None else f"{line.share_pct:.2f}"
         table.add_row(
             Text(printable(spell(line.policy))),
             *(count(line.messages.get(category, 0)) for category in categories),
             count(line.decisions),
             count(sum(line.controls.values())),
-            _short(line.decide_s * 1e3) if style.stacked else f"{line.decide_s * 1e3:,.1f}",
-            "-" if line.decide_us is None else f"{line.decide_us:,.1f}",
-            share if style.stacked or share == "-" else f"{share}%",
+            decimal(line.decide_s * 1e3),
+            "-" if line.decide_us is None else decimal(line.decide_us),
+            "-" if line.share_pct is None else f"{line.share_pct:.2f}",
         )
     return table
 

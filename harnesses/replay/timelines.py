@@ -65,7 +65,7 @@ def _panel(policy: str, sessions: dict[str, list[TurnRecord]], x: Scale) -> str:
     label = f"Timeline of {len(sessions)} sessions under {policy}"
     return (
         f'<svg class="plot timeline" role="img" aria-label="{escape(label)}" width="100%" '
-        f'height="{height}">{x_axis(x, height, short, 8)}{stretched(rows, height)}</svg>'
+        f'height="{height}">{x_axis(x, height, short, 8, grid=True)}{stretched(rows, height)}</svg>'
     )
 
 

@@ -90,7 +90,7 @@ class Forest:
 
 @st.composite
 def forests(draw: st.DrawFn) -> Forest:
-    size = draw(st.integers(1, 14))
+    size = draw(st.integers(1, 24))
     # Mostly chains, as prompts are, with forks here and there.
     steps = draw(st.lists(st.sampled_from([1, 1, 1, 2, 4, 99]), min_size=size, max_size=size))
     return Forest(tuple(None if step > i else i - step for i, step in enumerate(steps)))
@@ -139,7 +139,7 @@ def test_every_answer_is_that_of_a_scan_of_all_blocks(data: st.DataObject) -> No
     assert real.take_changed() == model.take_changed()
     for tier, held in model.tiers.items():
         assert real.num_blocks(tier) == len(held)
-        assert {block for block in range(20) if real.holds(tier, block)} == held
+        assert {block for block in range(24) if real.holds(tier, block)} == held
         longest = max(prompts, key=model.match)
         reusable = set(longest[: model.match(longest)])
         assert real.match_by_tier(longest).get(tier, 0) == len(reusable & held)

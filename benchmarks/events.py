@@ -1,0 +1,158 @@
+"""Residency events taken over by a full index, with and without waiting requests."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.indexes import Indexes
+from benchmarks.measuring import ENGINE, Report, Sizes, no_gc, seconds
+from benchmarks.peer import radix_removed, radix_stored
+from hear.blocks import pack, unpack
+from hear.codec import decode, encode, open_body
+from hear.delivery import Sequencer
+from hear.messages import BlockChange, BlocksRemoved, BlocksStored, Key, ResidencyChanged
+
+Change = BlocksStored | BlocksRemoved
+Times = dict[str, dict[str, list[float]]]
+"""Seconds an event, by what is done and by who does it."""
+
+
+@dataclass(slots=True)
+class Burst:
+    """Events that grow prompts by a few blocks each, and those that take them back, end first."""
+
+    stored: list[BlocksStored] = field(default_factory=list)
+    removed: list[BlocksRemoved] = field(default_factory=list)
+
+    def add(self, parent: int, packed: bytes) -> None:
+        """Another prompt grows."""
+        self.stored.append(BlocksStored(tier="gpu", parent=parent, prefix_hashes=packed))
+        backwards = pack(reversed(unpack(packed)))
+        self.removed.append(BlocksRemoved(tier="gpu", prefix_hashes=backwards))
+
+
+def applying(indexes: Indexes, sizes: Sizes, report: Report) -> None:
+    """Residency events taken over by a full index, with and without waiting requests."""
+    for length in (1, 64):
+        count = max(min(sizes.apply_blocks // length, 256), 1)
+        times: Times = {"stored": {}, "removed": {}}
+        _apply_alone(indexes, sizes, times, length, count)
+        _apply_watched(indexes, sizes, times, length, count)
+        section = f"applying {count} residency events, blocks in each: {length}"
+        for what, rows in times.items():
+            for who, taken in rows.items():
+                rates = (length / an_event for an_event in taken)
+                report.add(section, what, who, "blocks/s", rates)
+    _apply_to_all(indexes, sizes, report)
+
+
+def _burst(indexes: Indexes, length: int, count: int) -> Burst:
+    burst = Burst()
+    for _ in range(count):
+        chain = indexes.draw.choice(indexes.chains)
+        burst.add(unpack(chain)[-1], indexes.fresh(length))
+    return burst
+
+
+def _apply_alone(indexes: Indexes, sizes: Sizes, times: Times, length: int, count: int) -> None:
+    directory, tree = indexes.directory, indexes.tree
+    sequencer = Sequencer(ENGINE)
+
+    def apply(changes: Iterable[BlockChange]) -> None:
+        for change in changes:
+            directory.apply(change)
+
+    def write(changes: Sequence[Change]) -> list[bytes]:
+        messages = (ResidencyChanged(changes=(change,)) for change in changes)
+        return [encode(sequencer.wrap(m, Key(engine=ENGINE), 1.0)) for m in messages]
+
+    def read(frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            message = open_body(decode(frame))
+            assert isinstance(message, ResidencyChanged)
+            apply(message.changes)
+
+    def write_json(changes: Sequence[Change]) -> list[bytes]:
+        return [
+            radix_stored(1, change.parent, change.prefix_hashes)
+            if isinstance(change, BlocksStored)
+            else radix_removed(1, change.prefix_hashes)
+            for change in changes
+        ]
+
+    def read_json(events: Sequence[bytes]) -> None:
+        assert tree is not None
+        for event in events:
+            tree.apply_event(0, event)
+
+    def take(what: str, who: str, took: float) -> None:
+        times[what].setdefault(who, []).append(took / count)
+
+    with no_gc():
+        for _ in range(sizes.apply_repeats):
+            burst = _burst(indexes, length, count)
+            both: list[tuple[str, Sequence[Change]]]
+            both = [("stored", burst.stored), ("removed", burst.removed)]
+            for what, changes in both:
+                take(what, "HEAR, message at hand", seconds(apply, changes))
+            for what, changes in both:
+                take(what, "HEAR, from its bytes", seconds(read, write(changes)))
+            for what, changes in both:
+                took = seconds(lambda given: read(write(given)), changes)
+                take(what, "HEAR, encoded and decoded", took)
+            if tree is None:
+                continue
+            for what, changes in both:
+                take(what, "RadixTree, from its bytes", seconds(read_json, write_json(changes)))
+            for what, changes in both:
+                took = seconds(lambda given: read_json(write_json(given)), changes)
+                take(what, "RadixTree, encoded and decoded", took)
+
+
+def _apply_watched(indexes: Indexes, sizes: Sizes, times: Times, length: int, count: int) -> None:
+    """The same while requests wait of which half the prompt is held."""
+    directory, draw = indexes.directory, indexes.draw
+    half = 8 * (sizes.prompt_blocks // 2)
+    tails: list[tuple[int, bytes]] = []
+    for number in range(sizes.waiting):
+        head = indexes.chains[number % len(indexes.chains)][:half]
+        tail = indexes.fresh(sizes.prompt_blocks // 2)
+        tails.append((unpack(head)[-1], tail))
+        directory.watch(f"r{number}", unpack(head + tail))
+    with no_gc():
+        for _ in range(sizes.apply_repeats):
+            concerning = Burst()
+            for parent, tail in draw.sample(tails, min(count, len(tails))):
+                concerning.add(parent, tail[: 8 * length])
+            for who, burst in (
+                (f"HEAR, {len(tails):,} wait, none concerned", _burst(indexes, length, count)),
+                (f"HEAR, {len(tails):,} wait, each event concerns one", concerning),
+            ):
+                for what, changes in (("stored", burst.stored), ("removed", burst.removed)):
+                    took = seconds(lambda given: [*map(directory.apply, given)], changes)
+                    times[what].setdefault(who, []).append(took / len(changes))
+            if directory.take_changed():
+                raise AssertionError("all that was stored was removed again, so nothing changed")
+    for number in range(sizes.waiting):
+        directory.unwatch(f"r{number}")
+
+
+def _apply_to_all(indexes: Indexes, sizes: Sizes, report: Report) -> None:
+    """The worst case: all that wait share a prompt, and every event concerns them all."""
+    directory = indexes.directory
+    burst = Burst()
+    head, tail = indexes.chains[0], indexes.fresh(64)
+    burst.add(unpack(head)[-1], tail)
+    for number in range(sizes.waiting):
+        directory.watch(f"r{number}", unpack(head + tail))
+    times: dict[str, list[float]] = {"stored": [], "removed": []}
+    with no_gc():
+        for _ in range(sizes.apply_repeats):
+            times["stored"].append(seconds(directory.apply, burst.stored[0]) * 1e6)
+            if directory.count("r0") != sizes.prompt_blocks + 64:
+                raise AssertionError("a waiting request was not told of its blocks")
+            times["removed"].append(seconds(directory.apply, burst.removed[0]) * 1e6)
+    for number in range(sizes.waiting):
+        directory.unwatch(f"r{number}")
+    section = f"one residency event that concerns all of {sizes.waiting:,} waiting requests"
+    for what, taken in times.items():
+        report.add(section, f"{what}, 64 blocks", "HEAR", "us", taken)

@@ -1,0 +1,136 @@
+"""Plays a harness and an engine to one policy, without a bus: the least that its tests need."""
+
+from collections.abc import Sequence
+
+from hear.blocks import pack
+from hear.codec import open_body
+from hear.delivery import Sequencer
+from hear.engine_view import EngineView, EngineViews
+from hear.harness_view import HarnessView
+from hear.messages import (
+    BlockChange,
+    BlocksRemoved,
+    BlocksStored,
+    Envelope,
+    Key,
+    Message,
+    QueueChanged,
+    QueueSnapshot,
+    RequestDescribed,
+    RequestOutcome,
+    RequestStatus,
+    ResidencyChanged,
+    ResidencySnapshot,
+    WaitingRequest,
+)
+from hear.seams import Ask, Policy
+
+ENGINE = "e0"
+BLOCK_SIZE = 10
+
+
+class Stage:
+    """What is said waits until ``decide``, as a burst; ``lose`` drops it instead."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.h = HarnessView()
+        self.s = EngineViews()
+        self.now = 0.0
+        self._said: list[Envelope] = []
+        self._harness = Sequencer("harness")
+        self._engine = Sequencer(ENGINE)
+        self.snapshot(QueueSnapshot())
+        self.snapshot(ResidencySnapshot())
+        assert self.decide() == []
+
+    @property
+    def view(self) -> EngineView:
+        return self.s[ENGINE]
+
+    def decide(self) -> list[Ask]:
+        for envelope in self._said:
+            message = open_body(envelope)
+            assert message is not None
+            if envelope.category == "state":
+                self.s.apply(envelope, message)
+            else:
+                self.h.apply(envelope, message)
+        self._said.clear()
+        self.h.now = self.now
+        asks = list(self.policy.decide(self.h, self.s))
+        self.h.changes.clear()
+        self.s.changes.clear()
+        return asks
+
+    def lose(self) -> None:
+        self._said.clear()
+
+    def restart(self) -> None:
+        self._engine.restart()
+        self.snapshot(ResidencySnapshot())
+        self.snapshot(QueueSnapshot())
+
+    def intent(self, message: Message, key: Key) -> None:
+        self._said.append(self._harness.wrap(message, key, self.now))
+
+    def engine(self, message: Message, key: Key | None = None) -> None:
+        self._said.append(self._engine.wrap(message, key or Key(engine=ENGINE), self.now))
+
+    def snapshot(self, message: Message) -> None:
+        self._said.append(self._engine.wrap_snapshot(message, Key(engine=ENGINE), self.now))
+
+    # -- what is said most often ---------------------------------------------------------------
+
+    def describe(
+        self,
+        request: str,
+        hashes: Sequence[int] = (),
+        *,
+        tokens: int | None = None,
+        context: str | None = None,
+        engine: str | None = ENGINE,
+        ready: bool = True,
+        turn: int = 0,
+    ) -> None:
+        described = RequestDescribed(
+            turn=turn,
+            ready=ready,
+            prompt_tokens=len(hashes) * BLOCK_SIZE if tokens is None else tokens,
+            block_size=BLOCK_SIZE,
+            prefix_hashes=pack(hashes),
+        )
+        version = turn if context is not None else None
+        key = Key(request=request, context=context, context_version=version, engine=engine)
+        self.intent(described, key)
+
+    def wait(self, *requests: str, priority: int = 0) -> None:
+        self.engine(QueueChanged(waiting=tuple(waiting(r, priority) for r in requests)))
+
+    def start(self, *requests: str) -> None:
+        self.engine(QueueChanged(started=requests))
+
+    def leave(self, *requests: str) -> None:
+        self.engine(QueueChanged(ended=requests))
+
+    def outcome(self, request: str, status: RequestStatus, context: str | None = None) -> None:
+        key = Key(request=request, context=context, engine=ENGINE)
+        self.engine(RequestOutcome(status=status), key)
+
+    def blocks(self, *changes: BlockChange) -> None:
+        self.engine(ResidencyChanged(changes=changes))
+
+    def queue(self, *requests: str) -> None:
+        self.snapshot(QueueSnapshot(waiting=tuple(waiting(r, 0) for r in requests)))
+
+
+def waiting(request: str, priority: int = 0) -> WaitingRequest:
+    return WaitingRequest(request=request, since_s=0.0, priority=priority)
+
+
+def stored(hashes: Sequence[int], *, parent: int | None = None, tier: str = "gpu") -> BlocksStored:
+    return BlocksStored(tier=tier, parent=parent, prefix_hashes=pack(hashes))
+
+
+def removed(hashes: Sequence[int], *, tier: str = "gpu") -> BlocksRemoved:
+    return BlocksRemoved(tier=tier, prefix_hashes=pack(hashes))

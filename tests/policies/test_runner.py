@@ -1,0 +1,580 @@
+"""The runner of a policy: bursts, gaps, retries, leaving, and policies that misbehave."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from itertools import repeat
+from threading import Thread
+
+import pytest
+import trio
+import trio.testing
+
+from hear.buses.memory import MemoryBus
+from hear.codec import open_body
+from hear.delivery import Sequencer
+from hear.engine_view import EngineViews
+from hear.harness_view import HarnessView
+from hear.intake import Intake, Step
+from hear.messages import (
+    BoundWait,
+    CapabilitiesReported,
+    Cancel,
+    Envelope,
+    Key,
+    Message,
+    OperationOutcome,
+    Prioritise,
+    QueueChanged,
+    QueueSnapshot,
+    RequestDescribed,
+    RequestOutcome,
+    ResidencyChanged,
+    ResidencySnapshot,
+    Retain,
+    ReuseExpected,
+    Withdraw,
+)
+from hear.policies.runner import PolicyRunner
+from hear.seams import Ask, Policy, Verdict
+from hear.subjects import stem
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+Decide = Callable[[HarnessView, EngineViews], Iterable[Ask]]
+CONTROLS = ("prioritise", "bound_wait", "retain", "release")
+ASK = Ask(Prioritise(priority=-1), Key(request="r", engine="e"))
+
+
+class Script:
+    """A policy that does as it is told; ``bursts`` counts the changes of each decision."""
+
+    observes = ("intent.>", "state.>")
+
+    def __init__(self, decide: Decide = lambda h, s: (), name: str = "script") -> None:
+        self.name = name
+        self.bursts: list[int] = []
+        self._decide = decide
+
+    def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+        self.bursts.append(len(h.changes) + len(s.changes))
+        return self._decide(h, s)
+
+
+class Engine:
+    """An engine without an engine: the protocol's own intake, and what is in effect."""
+
+    def __init__(self, bus: MemoryBus, *, deaf: bool = False) -> None:
+        self.deaf = deaf
+        self.heard: list[Envelope] = []
+        self.effects: dict[str, Message] = {}
+        self._bus = bus
+        self._sequencer = Sequencer("e")
+        self._intake = Intake(engine="e", controls=CONTROLS)
+        for kind, message in (
+            ("capabilities_reported", CapabilitiesReported(controls=CONTROLS)),
+            ("residency_snapshot", ResidencySnapshot()),
+            ("queue_snapshot", QueueSnapshot()),
+        ):
+            scope = stem("state", "default", Key(engine="e"), kind)
+            bus.provide_snapshots(scope, lambda m=message: [self._snapshot(m)])  # type: ignore[misc]
+
+    @property
+    def num_open(self) -> int:
+        return len(self._intake.open_operations)
+
+    def _snapshot(self, message: Message) -> Envelope:
+        return self._sequencer.wrap_snapshot(message, Key(engine="e"), trio.current_time())
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with self._bus.subscribe(["control.default.e.>"], name="e") as controls:
+            task_status.started()
+            while True:
+                for envelope in await controls.receive():
+                    self.heard.append(envelope)
+                    if not self.deaf:
+                        self._carry_out(self._intake.receive(envelope, trio.current_time()))
+
+    def accept(self, request: str) -> None:
+        self._carry_out(self._intake.request_arrived(Key(request=request), trio.current_time()))
+
+    def restart(self) -> None:
+        self._carry_out(self._intake.shut("engine_restarted"))
+        self._sequencer.restart()
+        self._bus.publish(self._snapshot(CapabilitiesReported(controls=CONTROLS)))
+
+    def say(self, message: Message, key: Key | None = None, *, lose: bool = False) -> None:
+        envelope = self._sequencer.wrap(message, key or Key(engine="e"), trio.current_time())
+        if not lose:
+            self._bus.publish(envelope)
+
+    def _carry_out(self, step: Step) -> None:
+        for operation in step.revert:
+            self.effects.pop(operation.id, None)
+        for answer in step.answers:
+            self.say(answer.outcome, answer.key)
+        for operation in step.apply:
+            self.effects[operation.id] = operation.control
+            standing = isinstance(operation.control, BoundWait | Retain)
+            verdict = Verdict("accepted", standing=True) if standing else Verdict("completed")
+            self._carry_out(self._intake.applied(operation, verdict))
+
+
+class Stage:
+    """A bus with a harness, an engine and any number of policies."""
+
+    def __init__(self, bus: MemoryBus, engine: Engine, nursery: trio.Nursery) -> None:
+        self.bus = bus
+        self.engine = engine
+        self._nursery = nursery
+        self._harness = Sequencer("harness")
+
+    async def add(
+        self, policy: Policy, *, decide_limit_s: float = 5.0, leave_limit_s: float = 60.0
+    ) -> PolicyRunner:
+        runner = PolicyRunner(
+            self.bus, policy, decide_limit_s=decide_limit_s, leave_limit_s=leave_limit_s
+        )
+        await self._nursery.start(runner.run)
+        await self.settle()
+        return runner
+
+    async def describe(self, request: str = "r") -> None:
+        key = Key(request=request, context="c", engine="e")
+        self.bus.publish(self._harness.wrap(RequestDescribed(), key, trio.current_time()))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Let all that can be done now be done, without moving the clock."""
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def stop(self, runner: PolicyRunner) -> None:
+        runner.stop()
+        await runner.stopped.wait()
+
+
+@asynccontextmanager
+async def staged(*, deaf: bool = False) -> AsyncIterator[Stage]:
+    async with MemoryBus() as bus, trio.open_nursery() as nursery:
+        engine = Engine(bus, deaf=deaf)
+        await nursery.start(engine.run)
+        with trio.fail_after(10_000):
+            yield Stage(bus, engine, nursery)
+        nursery.cancel_scope.cancel()
+
+
+def on_described(*asks: Ask) -> Decide:
+    """Ask for the same whenever a request was described."""
+
+    def decide(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+        return asks if any(isinstance(m, RequestDescribed) for _, m in h.changes) else ()
+
+    return decide
+
+
+# -- hearing and asking -----------------------------------------------------------------------
+
+
+async def test_a_burst_is_one_decision() -> None:
+    policy = Script()
+    async with staged() as stage:
+        runner = await stage.add(policy)
+        assert policy.bursts == [3]  # what a late subscriber is given
+        for number in range(100):
+            key = Key(request=f"r{number}", engine="e")
+            stage.bus.publish(Sequencer("harness").wrap(RequestDescribed(), key, 0.0))
+            stage.engine.say(QueueChanged())
+        await stage.settle()
+        assert policy.bursts == [3, 200]
+        assert runner.statistics.decisions == 2
+
+
+async def test_its_own_outcomes_alone_are_no_reason_to_decide() -> None:
+    policy = Script(on_described(ASK))
+    async with staged() as stage:
+        runner = await stage.add(policy)
+        stage.engine.accept("r")
+        await stage.describe()
+        assert runner.statistics.outcomes == {"completed": 1}
+        assert len(policy.bursts) == 2
+
+
+async def test_each_control_is_an_operation_with_a_name_of_its_own() -> None:
+    async with staged() as stage:
+        runner = await stage.add(Script(on_described(ASK, ASK)))
+        await stage.describe()
+        names = [e.key.operation for e in stage.engine.heard]
+        assert len(set(names)) == 2
+        assert None not in names
+        assert {e.source for e in stage.engine.heard} == {"script"}
+        assert runner.statistics.controls == runner.num_open == 2
+
+
+async def test_a_later_incarnation_uses_no_name_again() -> None:
+    async with staged() as stage:
+        first = await stage.add(Script(on_described(ASK)))
+        await stage.describe()
+        await stage.stop(first)
+        second = PolicyRunner(stage.bus, Script(on_described(ASK)), epoch=2)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(second.run)
+            stage.engine.accept("r")
+            await stage.describe()
+            await stage.stop(second)
+        names = [e.key.operation for e in stage.engine.heard]
+        assert len(set(names)) == len(names) == 4
+
+
+async def test_a_prediction_is_published_as_intent() -> None:
+    prediction = ReuseExpected(basis="predicted", probability=0.5, predictor="script")
+    async with staged() as stage, stage.bus.subscribe(["intent.>"], name="tap") as tap:
+        await stage.add(Script(on_described(Ask(prediction, Key(context="c", engine="e")))))
+        await stage.describe()
+        envelope = (await tap.receive())[-1]
+        assert (envelope.source, open_body(envelope)) == ("script", prediction)
+        assert stage.engine.heard == []
+
+
+async def test_after_a_gap_a_snapshot_is_asked_for() -> None:
+    known: list[bool] = []
+
+    def decide(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+        known.append(s["e"].residency_known)
+        return ()
+
+    async with staged() as stage:
+        runner = await stage.add(Script(decide))
+        stage.engine.say(ResidencyChanged(changes=()))
+        await stage.settle()
+        stage.engine.say(ResidencyChanged(changes=()), lose=True)
+        stage.engine.say(ResidencyChanged(changes=()))
+        await stage.settle()
+        assert known == [True, True, False, True]
+        assert runner.statistics.gaps == 1
+
+
+async def test_a_message_that_cannot_be_read_is_passed_over() -> None:
+    policy = Script(on_described(ASK))
+    async with staged() as stage:
+        runner = await stage.add(policy)
+        stage.engine.say(Prioritise(priority="no"), Key(request="r", engine="e"))  # type: ignore[arg-type]
+        stage.engine.say(ResidencyChanged(changes="no"))  # type: ignore[arg-type]
+        stage.engine.say(RequestOutcome(status="no"), Key(request="r", engine="e"))  # type: ignore[arg-type]
+        await stage.describe()
+        assert runner.statistics.failure is None
+        assert [e.kind for e in stage.engine.heard][-1] == "prioritise"
+
+
+# -- answers ----------------------------------------------------------------------------------
+
+
+async def test_a_control_is_sent_again_until_it_is_answered() -> None:
+    async with staged(deaf=True) as stage:
+        runner = await stage.add(Script(on_described(ASK)))
+        begun = trio.current_time()
+        await stage.describe()
+        await trio.sleep(10)
+        sent = [e.id for e in stage.engine.heard]
+        assert len(sent) == 4  # at 0, 1, 3 and 7 s
+        assert len(set(sent)) == 1
+        stage.engine.deaf = False
+        await trio.sleep(10)
+        assert trio.current_time() - begun == 20
+        assert len(stage.engine.heard) == 5
+        await trio.sleep(100)
+        assert len(stage.engine.heard) == 5
+        assert runner.num_open == 0
+
+
+async def test_a_control_that_nobody_answers_is_given_up() -> None:
+    async with staged(deaf=True) as stage:
+        runner = await stage.add(Script(on_described(ASK)))
+        await stage.describe()
+        await trio.sleep(200)
+        assert runner.num_open == 0
+        assert runner.statistics.outcomes == {"failed": 1}
+
+
+async def test_what_was_open_when_an_engine_restarted_has_failed() -> None:
+    bound = Ask(BoundWait(max_wait_s=40), Key(request="r", engine="e"))
+    async with staged() as stage:
+        runner = await stage.add(Script(on_described(bound)))
+        stage.engine.accept("r")
+        await stage.describe()
+        assert runner.num_open == 1
+        stage.engine.deaf = True
+        stage.engine.restart()
+        await stage.settle()
+        assert runner.num_open == 0
+        assert runner.statistics.outcomes == {"failed": 1}
+
+
+# -- leaving ----------------------------------------------------------------------------------
+
+
+STANDING = (
+    Ask(BoundWait(max_wait_s=40, force="requirement"), Key(request="r", engine="e")),
+    Ask(Retain(lease_s=1000), Key(context="c", engine="e")),
+    Ask(Prioritise(priority=-3), Key(request="r", engine="e")),
+    Ask(Prioritise(priority=-3), Key(request="not there yet", engine="e")),
+)
+
+
+async def test_stopping_takes_back_what_was_asked_and_leaves_nothing_open() -> None:
+    async with staged() as stage:
+        runner = await stage.add(Script(on_described(*STANDING)))
+        stage.engine.accept("r")
+        await stage.describe()
+        assert len(stage.engine.effects) == 3
+        await stage.stop(runner)
+        assert isinstance(open_body(stage.engine.heard[-1]), Withdraw)
+        assert stage.engine.effects == {}
+        assert stage.engine.num_open == runner.num_open == 0
+        assert runner.statistics.failure is None
+        assert sum(runner.statistics.outcomes.values()) == runner.statistics.controls
+
+
+async def test_stopping_waits_for_a_silent_engine_only_so_long() -> None:
+    async with staged(deaf=True) as stage:
+        runner = await stage.add(Script(on_described(*STANDING)), leave_limit_s=30)
+        await stage.describe()
+        begun = trio.current_time()
+        await stage.stop(runner)
+        assert trio.current_time() - begun == 30
+        assert runner.num_open == 0
+        assert runner.statistics.outcomes == {"failed": len(STANDING) + 1}
+
+
+async def test_a_withdrawal_that_was_lost_is_sent_again() -> None:
+    async with staged() as stage:
+        runner = await stage.add(Script(on_described(*STANDING)))
+        stage.engine.accept("r")
+        await stage.describe()
+        stage.engine.deaf = True
+        runner.stop()
+        await trio.sleep(5)
+        assert len(stage.engine.effects) == 3
+        stage.engine.deaf = False
+        await runner.stopped.wait()
+        assert stage.engine.effects == {}
+
+
+async def test_one_that_was_stopped_before_it_began_ends_at_once() -> None:
+    async with staged() as stage:
+        runner = PolicyRunner(stage.bus, Script())
+        runner.stop()
+        await runner.run()
+        assert runner.stopped.is_set()
+
+
+async def test_a_policy_that_loses_its_bus_is_reported() -> None:
+    async with staged() as stage:
+        runner = await stage.add(Script(on_described(*STANDING)))
+        await stage.describe()
+        stage.bus.close()
+        await runner.stopped.wait()
+        assert runner.statistics.failure is not None
+        assert runner.statistics.failure.startswith("lost the bus")
+        assert runner.num_open == 0
+        stage._nursery.cancel_scope.cancel()
+
+
+async def test_a_policy_that_is_too_slow_to_hear_is_left_out_and_takes_back_what_it_asked() -> None:
+    async with staged() as stage:
+        runner = await stage.add(Script(on_described(*STANDING)))
+        stage.engine.accept("r")
+        await stage.describe()
+        assert len(stage.engine.effects) == 3
+        harness = Sequencer("flood")
+        for number in range(5000):
+            key = Key(request=f"x{number}", engine="e")
+            stage.bus.publish(harness.wrap(RequestDescribed(), key, 0.0))
+        await runner.stopped.wait()
+        assert runner.statistics.failure is not None
+        assert runner.statistics.failure.startswith("was too slow")
+        assert stage.engine.effects == {}
+        assert runner.num_open == stage.engine.num_open == 0
+
+
+# -- policies that misbehave ------------------------------------------------------------------
+
+
+def raises(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+    raise ValueError("on purpose")
+
+
+def raises_midway(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+    yield ASK
+    raise ValueError("on purpose")
+
+
+def exits(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+    raise SystemExit(3)
+
+
+def returns_nothing(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+    return None  # type: ignore[return-value]
+
+
+def returns(*asks: object) -> Decide:
+    return lambda h, s: asks  # type: ignore[return-value]
+
+
+MISBEHAVE = [
+    (raises, "raised ValueError: on purpose"),
+    (raises_midway, "raised ValueError: on purpose"),
+    (exits, "raised SystemExit: 3"),
+    (returns_nothing, "raised TypeError: 'NoneType' object is not iterable"),
+    (lambda h, s: 7, "raised TypeError: 'int' object is not iterable"),
+    (returns("now"), "asked for 'now', expected an Ask"),
+    (returns((1, 2, 3)), "asked for (1, 2, 3), expected an Ask"),
+    (returns((1, 2)), "asked for int, expected a control or a prediction"),
+    (returns((Prioritise(priority=1), "r")), "expected a Key"),
+    (returns((Prioritise(priority=1), Key(engine=7))), "expected a Key"),  # type: ignore[arg-type]
+    (returns((Prioritise(priority=1), Key(request="r"))), "without an engine in the key"),
+    (returns((Prioritise(priority=object()), ASK.key)), "body cannot be encoded"),  # type: ignore[arg-type]
+    (returns((QueueChanged(), Key(engine="e"))), "asked for QueueChanged, expected a control"),
+    (returns((ReuseExpected(basis="known"), Key(context="c"))), "expected predicted"),
+]
+
+
+@pytest.mark.parametrize(("decide", "says"), MISBEHAVE)
+async def test_a_policy_that_misbehaves_is_left_out_and_the_others_go_on(
+    decide: Decide, says: str
+) -> None:
+    calls = 0
+
+    def turns_bad(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+        nonlocal calls
+        if not any(isinstance(m, RequestDescribed) for _, m in h.changes):
+            return ()
+        calls += 1
+        return STANDING if calls == 1 else decide(h, s)
+
+    async with staged() as stage:
+        bad = await stage.add(Script(turns_bad, name="bad"))
+        good = await stage.add(Script(on_described(ASK), name="good"))
+        stage.engine.accept("r")
+        stage.engine.accept("r2")
+        await stage.describe()
+        assert any(isinstance(c, Retain) for c in stage.engine.effects.values())
+        await stage.describe("r2")
+        assert bad.stopped.is_set()
+        assert bad.statistics.failure is not None
+        assert says in bad.statistics.failure
+        assert bad.num_open == 0
+        assert not any(isinstance(c, BoundWait | Retain) for c in stage.engine.effects.values())
+        await stage.describe("r3")
+        assert calls == 2
+        assert good.statistics.failure is None
+        assert good.statistics.controls == 3
+
+
+async def test_what_a_policy_asked_before_the_nonsense_is_withdrawn_too() -> None:
+    async with staged() as stage:
+        stage.engine.accept("r")
+        runner = await stage.add(Script(returns(*STANDING, "nonsense")))
+        assert runner.statistics.failure is not None
+        assert runner.statistics.controls == len(STANDING) + 1
+        assert stage.engine.effects == {}
+
+
+async def test_a_policy_may_cancel_its_own() -> None:
+    async with staged() as stage:
+        runner = await stage.add(Script(on_described(*STANDING[:2])))
+        stage.engine.accept("r")
+        await stage.describe()
+        target = stage.engine.heard[0].key.operation
+        assert target is not None
+        runner.policy = Script(on_described(Ask(Cancel(target=target), Key(engine="e"))))
+        await stage.describe("r2")
+        assert len(stage.engine.effects) == 1
+        assert runner.statistics.outcomes == {"failed": 1, "completed": 1}
+
+
+def spins(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+    while True:
+        pass
+
+
+def sleeps(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+    time.sleep(1000)
+    return ()
+
+
+def never_ends(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+    for _ in repeat(None):
+        yield from ()
+
+
+def catches_exceptions(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+    while True:
+        try:
+            time.sleep(1000)
+        except Exception:
+            pass
+
+
+@pytest.mark.parametrize("decide", [spins, sleeps, never_ends, catches_exceptions])
+async def test_a_policy_that_does_not_return_is_left_out_and_the_others_go_on(
+    decide: Decide,
+) -> None:
+    async with staged() as stage:
+        good = await stage.add(Script(on_described(ASK), name="good"))
+        begun = time.perf_counter()
+        bad = await stage.add(Script(decide, name="bad"), decide_limit_s=0.05)
+        assert bad.stopped.is_set()
+        assert time.perf_counter() - begun < 2
+        assert bad.statistics.failure == "did not decide within 0.05 s"
+        await stage.describe()
+        assert good.statistics.controls == 1
+
+
+async def test_one_that_catches_even_that_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hear.policies.watchdog._AGAIN_S", 0.05)
+
+    def stubborn(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+        for _ in range(3):
+            try:
+                time.sleep(1000)
+            except BaseException:
+                pass
+        time.sleep(1000)
+        return ()
+
+    async with staged() as stage:
+        bad = await stage.add(Script(stubborn), decide_limit_s=0.05)
+        assert bad.statistics.failure == "did not decide within 0.05 s"
+
+
+async def test_a_decision_within_its_time_is_left_alone_and_so_is_the_alarm() -> None:
+    async with staged() as stage:
+        runner = await stage.add(Script(lambda h, s: (time.sleep(0.02), ())[1]), decide_limit_s=0.2)
+        await stage.describe()
+        time.sleep(0.25)
+        assert runner.statistics.failure is None
+
+
+def test_outside_the_main_thread_a_policy_runs_without_a_limit() -> None:
+    failures = []
+
+    async def main() -> None:
+        async with staged() as stage:
+            runner = await stage.add(
+                Script(lambda h, s: (time.sleep(0.02), ())[1]), decide_limit_s=0.001
+            )
+            failures.append(runner.statistics.failure)
+
+    thread = Thread(target=trio.run, args=(main,))
+    thread.start()
+    thread.join()
+    assert failures == [None]
+
+
+async def test_outcomes_of_operations_that_are_not_its_own_do_not_matter() -> None:
+    async with staged() as stage:
+        runner = await stage.add(Script(on_described(ASK)))
+        key = Key(engine="e", operation="somebody's")
+        stage.engine.say(OperationOutcome(status="completed"), key)
+        await stage.settle()
+        assert runner.statistics.outcomes == {}
