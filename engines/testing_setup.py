@@ -63,6 +63,7 @@ class EngineUnderTest:
         crash: kills the engine, so that the backend's ``run`` raises ``EngineError``; None if
             there is no way to.
         check: looks whether the engine is in order, and raises ``AssertionError`` if it is not.
+        shows: what the backend can tell of the engine's insides.
     """
 
     name: str
@@ -75,6 +76,7 @@ class EngineUnderTest:
     patience_s: float = 60.0
     crash: Callable[[], None] | None = None
     check: Callable[[], None] = lambda: None
+    shows: frozenset[str] = frozenset({"queue", "residency"})
 
 
 EngineFactory = Callable[[], AbstractAsyncContextManager[EngineUnderTest]]
@@ -159,12 +161,17 @@ class Wire:
 
 
 class Rule(NamedTuple):
-    """One promise. ``needs`` are the kinds of control without which there is nothing to check."""
+    """One promise.
+
+    ``needs`` are the kinds of control without which there is nothing to check, ``looks_at`` is what
+    the engine has to show for it, and ``crashes`` tells that it has to be killed.
+    """
 
     title: str
     source: str
     check: Callable[[EngineFactory], Awaitable[None]]
     needs: tuple[str, ...]
+    looks_at: tuple[str, ...]
     crashes: bool
 
 
@@ -173,12 +180,18 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(
-    id: str, title: str, source: str, *, needs: Iterable[str] = (), crashes: bool = False
+    id: str,
+    title: str,
+    source: str,
+    *,
+    needs: Iterable[str] = (),
+    looks_at: Iterable[str] = (),
+    crashes: bool = False,
 ) -> Callable[[Callable[[EngineFactory], Awaitable[None]]], None]:
     """Enter a check into the list of rules."""
 
     def enter(check: Callable[[EngineFactory], Awaitable[None]]) -> None:
         assert id not in RULES, id
-        RULES[id] = Rule(title, source, check, tuple(needs), crashes)
+        RULES[id] = Rule(title, source, check, tuple(needs), tuple(looks_at), crashes)
 
     return enter

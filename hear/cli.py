@@ -3,10 +3,10 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from hear import plugins
-from hear.errors import HearError
+from hear.errors import ConfigError, HearError
 
 
 class Command(NamedTuple):
@@ -17,14 +17,21 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace], int]
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, where argparse would print how to use it as well."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Bad input is one line and code 2."""
-    parser = argparse.ArgumentParser(
-        prog="hear",
-        description="Harness-engine pairing for agentic LLM serving.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     try:
+        parser = _Parser(
+            prog="hear",
+            description="Harness-engine pairing for agentic LLM serving.",
+        )
+        commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
         for name in plugins.names("commands"):
             command: Command = plugins.load("commands", name)
             sub = commands.add_parser(name, help=command.help, description=command.help)
@@ -33,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         namespace = parser.parse_args(arguments)
         code: int = namespace.run(namespace)
     except HearError as error:
-        print(f"hear: {error}", file=sys.stderr)
+        print(f"hear: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("hear: stopped", file=sys.stderr)

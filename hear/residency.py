@@ -210,16 +210,17 @@ class ResidencyDirectory:
 
     def match(self, hashes: Sequence[int]) -> int:
         """How many blocks from the start of a prompt can be reused, in any tier."""
-        tiers = [held for held in self._tiers.values() if held]
+        nothing: dict[int, int | None] = {}
+        tier, *others = [held for held in self._tiers.values() if held] or [nothing]
         unreachable = self._unreachable
         low, high = 0, len(hashes)
         while low < high:
             middle = (low + high) // 2
             block = hashes[middle]
-            for held in tiers:
-                if block in held and block not in unreachable:
-                    low = middle + 1
-                    break
+            if (block in tier or (others and any(block in other for other in others))) and not (
+                unreachable and block in unreachable
+            ):
+                low = middle + 1
             else:
                 high = middle
         return low

@@ -32,7 +32,7 @@ class CacheAware:
     """Orders the waiting requests of each engine by what of their prompt it holds."""
 
     name = "cache-aware"
-    observes = (
+    observes: tuple[str, ...] = (
         "intent.default.*.request_described.>",
         "state.default.*.residency.>",
         "state.default.*.queue.>",

@@ -25,7 +25,7 @@ _MAX_GUARDED = 100_000
 class Guard:
     """Bounds the wait of every request that names its engine, once."""
 
-    observes = (
+    observes: tuple[str, ...] = (
         "intent.default.*.request_described.>",
         "intent.default.*.request_readiness_changed.>",
         "outcome.default.*.request_outcome.>",

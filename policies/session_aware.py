@@ -107,7 +107,7 @@ class SessionAware:
     """Leases each context by the estimate that its session continues."""
 
     name = "session-aware"
-    observes = (
+    observes: tuple[str, ...] = (
         "intent.default.*.request_described.>",
         "intent.default.*.context_closed.>",
         "outcome.default.*.request_outcome.>",

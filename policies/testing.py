@@ -17,25 +17,13 @@ import trio
 
 from hear import plugins
 from hear.blocks import pack
-from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineView, EngineViews
-from hear.errors import HearError
 from hear.harness_view import HarnessView
 from hear.messages import (
-    AXES,
     DEFAULT_TENANT,
     BlocksCleared,
-    BlocksRemoved,
     BlocksStored,
-    CapabilitiesReported,
-    ContextClosed,
-    ContextOpened,
-    ContextPaused,
-    Control,
-    Envelope,
-    Key,
-    Message,
     OperationOutcome,
     PressureReported,
     QueueChanged,
@@ -47,22 +35,26 @@ from hear.messages import (
     ResidencySnapshot,
     WaitingRequest,
 )
-from hear.policies.asks import check_ask
+from hear.policies.rehearsal import (
+    ENGINES,
+    TIMEOUT_S,
+    Rehearsal,
+    World,
+    blocks_of,
+    decide,
+    engine_of,
+    request_of,
+    require,
+)
 from hear.policies.runner import PolicyRunner
 from hear.policies.spec import shape_problem
-from hear.policies.watchdog import TimeLimitPassed, time_limit
-from hear.seams import Ask, Bus, Policy
-from hear.subjects import Matcher, subject
+from hear.seams import Bus, Policy
 
 PolicyFactory = Callable[[], Policy]
 """Makes a new policy; a class without required arguments is one."""
 
 Check = Callable[[PolicyFactory, int], Awaitable[None]]
 
-TIMEOUT_S = 10.0
-ENGINES = ("engine0", "engine1")
-BLOCK_SIZE = 16
-NUM_BLOCKS = 4
 _DAY_S = 86_400.0
 _ROUND = 300
 _BYTES_A_REQUEST = 8
@@ -81,371 +73,155 @@ async def check_policy(factory: PolicyFactory, *, remembers: int = 0) -> None:
         await check(factory, remembers)
 
 
-def _require(condition: bool, promise: str) -> None:
-    if not condition:
-        raise AssertionError(f"broken promise of the policy: {promise}")
-
-
-def _decide(policy: Policy, h: HarnessView, s: EngineViews, scene: str) -> list[Ask]:
-    try:
-        with time_limit(TIMEOUT_S):
-            return list(policy.decide(h, s))
-    except TimeLimitPassed:
-        problem = f"{scene}: decide does not return"
-    except (Exception, SystemExit) as error:
-        problem = f"{scene}: decide raised {error!r}"
-    raise AssertionError(f"broken promise of the policy: {problem}")
-
-
-class _World:
-    """Says what a harness and two engines would say. ``said`` holds what nobody has read yet."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.said: list[Envelope] = []
-        self._harness = Sequencer("harness")
-        self._engines = {name: Sequencer(name) for name in ENGINES}
-
-    def begin(self) -> None:
-        """The engines introduce themselves."""
-        for engine in ENGINES:
-            self.introduce(engine)
-
-    def introduce(self, engine: str) -> None:
-        for message in (
-            CapabilitiesReported(controls=("prioritise", "bound_wait", "retain", "release")),
-            ResidencySnapshot(),
-            QueueSnapshot(),
-        ):
-            self.snapshot(engine, message)
-
-    def restart(self, engine: str) -> None:
-        self._engines[engine].restart()
-        self.introduce(engine)
-
-    def intent(self, message: Message, **key: str | int | None) -> None:
-        self._say(self._harness, message, Key(**key, workflow="w"))  # type: ignore[arg-type]
-
-    def engine(self, engine: str, message: Message, **key: str | int | None) -> None:
-        self._say(self._engines[engine], message, Key(**key, engine=engine))  # type: ignore[arg-type]
-
-    def snapshot(self, engine: str, message: Message) -> None:
-        sequencer = self._engines[engine]
-        self.said.append(sequencer.wrap_snapshot(message, Key(engine=engine), self.now))
-
-    def _say(self, sequencer: Sequencer, message: Message, key: Key) -> None:
-        self.said.append(sequencer.wrap(message, key, self.now))
-
-    # -- the life of one request, on a context of its own or a later turn of one ----------------
-
-    def describe(self, context: int, turn: int = 1, *, ready: bool = True) -> None:
-        if turn == 1:
-            self.intent(ContextOpened(), context=_context(context))
-        described = RequestDescribed(
-            turn=turn,
-            ready=ready,
-            prompt_tokens=NUM_BLOCKS * BLOCK_SIZE,
-            block_size=BLOCK_SIZE,
-            prefix_hashes=pack(_blocks(context)),
-        )
-        self.intent(
-            described,
-            request=_request(context, turn),
-            context=_context(context),
-            context_version=turn,
-            engine=_engine_of(context),
-        )
-
-    def outcome(self, context: int, turn: int, outcome: RequestOutcome) -> None:
-        self.engine(
-            _engine_of(context),
-            outcome,
-            request=_request(context, turn),
-            context=_context(context),
-            context_version=turn,
-        )
-
-    def wait(self, context: int, turn: int = 1) -> None:
-        self.outcome(context, turn, RequestOutcome(status="accepted"))
-        waiting = WaitingRequest(
-            request=_request(context, turn), context=_context(context), since_s=self.now
-        )
-        self.engine(_engine_of(context), QueueChanged(waiting=(waiting,), num_waiting=1))
-
-    def start(self, context: int, turn: int = 1) -> None:
-        self.engine(_engine_of(context), QueueChanged(started=(_request(context, turn),)))
-
-    def end(self, context: int, turn: int = 1, status: str = "completed") -> None:
-        self.engine(_engine_of(context), QueueChanged(ended=(_request(context, turn),)))
-        self.outcome(context, turn, RequestOutcome(status=status))  # type: ignore[arg-type]
-
-    def store(self, context: int, count: int = NUM_BLOCKS) -> None:
-        stored = BlocksStored(tier="gpu", prefix_hashes=pack(_blocks(context)[:count]))
-        self.engine(_engine_of(context), ResidencyChanged(changes=(stored,)))
-
-    def evict(self, context: int, keep: int = 0) -> None:
-        removed = BlocksRemoved(tier="gpu", prefix_hashes=pack(_blocks(context)[keep:][::-1]))
-        self.engine(_engine_of(context), ResidencyChanged(changes=(removed,)))
-
-    def close(self, context: int) -> None:
-        self.intent(ContextClosed(), context=_context(context))
-
-    def serve(self, context: int) -> Iterator[None]:
-        """Two turns from beginning to end, a burst at a time."""
-        for turn in (1, 2):
-            self.describe(context, turn)
-            yield
-            self.wait(context, turn)
-            yield
-            self.store(context, NUM_BLOCKS // 2)
-            yield
-            self.store(context)
-            yield
-            self.evict(context, keep=1)
-            self.engine(_engine_of(context), PressureReported(num_waiting=1))
-            yield
-            self.now += 1.0
-            self.start(context, turn)
-            self.store(context)
-            yield
-            self.now += 1.0
-            self.end(context, turn)
-            yield
-            self.intent(ContextPaused(cause="person"), context=_context(context))
-            self.now += 10.0
-            yield
-        self.close(context)
-        yield
-
-
-def _context(number: int) -> str:
-    return f"c{number}"
-
-
-def _request(context: int, turn: int) -> str:
-    return f"c{context}/{turn}"
-
-
-def _engine_of(context: int) -> str:
-    return ENGINES[context % len(ENGINES)]
-
-
-def _blocks(context: int) -> list[int]:
-    return [context * NUM_BLOCKS + place + 1 for place in range(NUM_BLOCKS)]
-
-
-class _Stage:
-    """Plays a world to one policy, as the runner would, without a bus."""
-
-    def __init__(self, factory: PolicyFactory, scene: str) -> None:
-        self.world = _World()
-        self.policy = factory()
-        self.h = HarnessView()
-        self.s = EngineViews()
-        self.asked: list[tuple[bytes, Key]] = []
-        self._scene = scene
-        own = (f"outcome.{DEFAULT_TENANT}.>", f"state.{DEFAULT_TENANT}.*.capabilities.>")
-        self._hears = Matcher((*self.policy.observes, *own))
-        self.world.begin()
-        self.decide()
-
-    def decide(self) -> None:
-        """Let the policy hear what was said, as one burst, and check what it asks for."""
-        for envelope in self.world.said:
-            self._hear(envelope)
-        self.world.said.clear()
-        self.h.now = self.world.now
-        asks = _decide(self.policy, self.h, self.s, self._scene)
-        self.h.changes.clear()
-        self.s.changes.clear()
-        for ask in asks:
-            self._take(ask)
-
-    def play(self, bursts: Iterable[None]) -> None:
-        for _ in bursts:
-            self.decide()
-
-    def lose(self) -> None:
-        """What was said does not reach the policy."""
-        self.world.said.clear()
-
-    def _hear(self, envelope: Envelope) -> None:
-        if not self._hears.matches(subject(envelope)):
-            return
-        message = open_body(envelope)
-        assert message is not None
-        if envelope.category == "state":
-            self.s.apply(envelope, message)
-        elif envelope.category == "intent" or isinstance(message, RequestOutcome):
-            self.h.apply(envelope, message)
-
-    def _take(self, ask: Ask) -> None:
-        try:
-            message, key = check_ask(ask)
-            envelope = Sequencer("policy").wrap(message, key, self.world.now)
-            open_body(envelope)
-        except HearError as error:
-            raise AssertionError(f"broken promise of the policy: {self._scene}: {error}") from error
-        if isinstance(message, Control):
-            what = f"{self._scene}: {envelope.kind}"
-            _require(key.engine in ENGINES, f"{what} names an engine that is there: {key.engine}")
-            axis = AXES[type(message)]
-            if axis in ("retention", "placement"):
-                _require(key.context is not None, f"{what} names its context")
-            elif axis != "none":
-                _require(key.request is not None, f"{what} names its request")
-        self.asked.append((bytes(envelope.body), key))
-
-
 async def check_shape(factory: PolicyFactory, remembers: int) -> None:
     """It has a name, observes subject patterns, and decides."""
     policy = factory()
     problem = shape_problem(policy)
-    _require(not problem, f"it has name, observes and decide: {problem}")
+    require(not problem, f"it has name, observes and decide: {problem}")
     other = factory()
-    _require(other is not policy, "the factory makes a new one each time")
-    _require(other.name == policy.name, "all that one factory makes have the same name")
+    require(other is not policy, "the factory makes a new one each time")
+    require(other.name == policy.name, "all that one factory makes have the same name")
     await trio.lowlevel.checkpoint()
 
 
 async def check_empty(factory: PolicyFactory, remembers: int) -> None:
     """It decides when nothing is known yet, and asks nothing of engines that nobody knows."""
-    asks = _decide(factory(), HarnessView(), EngineViews(), "empty views")
-    _require(not asks, f"empty views: asks nothing, got {asks}")
-    stage = _Stage(factory, "nothing but engines")
-    stage.decide()
+    asks = decide(factory(), HarnessView(), EngineViews(), "empty views")
+    require(not asks, f"empty views: asks nothing, got {asks}")
+    rehearsal = Rehearsal(factory(), "nothing but engines")
+    rehearsal.decide()
     await trio.lowlevel.checkpoint()
 
 
 async def check_asks(factory: PolicyFactory, remembers: int) -> None:
     """It asks only for controls, each of an engine, and for predictions marked as such."""
-    stage = _Stage(factory, "asks")
+    rehearsal = Rehearsal(factory(), "asks")
     for context in range(6):
-        stage.play(stage.world.serve(context))
+        rehearsal.play(rehearsal.world.serve(context))
     await trio.lowlevel.checkpoint()
-    lives = [stage.world.serve(context) for context in range(10, 16)]
+    lives = [rehearsal.world.serve(context) for context in range(10, 16)]
     for _ in zip(*lives, strict=True):  # all at once
-        stage.decide()
+        rehearsal.decide()
 
 
 async def check_gap(factory: PolicyFactory, remembers: int) -> None:
     """It goes on when state was lost, while residency and queue are unknown, and after."""
-    stage = _Stage(factory, "after a gap")
-    world = stage.world
+    rehearsal = Rehearsal(factory(), "after a gap")
+    world = rehearsal.world
     for context in range(4):
         world.describe(context)
         world.wait(context)
-    stage.decide()
+    rehearsal.decide()
     for lost in (0, 1):
         world.store(lost)
         world.start(lost)
-    stage.lose()
+    rehearsal.lose()
     for context in (2, 3):
         world.store(context)
-        stage.decide()
+        rehearsal.decide()
         world.describe(context + 10)
         world.wait(context + 10)
-        stage.decide()
+        rehearsal.decide()
     for engine in ENGINES:
-        mine = [c for c in (2, 3, 12, 13) if _engine_of(c) == engine]
-        chains = tuple(BlocksStored(tier="gpu", prefix_hashes=pack(_blocks(c))) for c in mine)
-        waiting = tuple(WaitingRequest(request=_request(c, 1), since_s=0.0) for c in mine)
+        mine = [c for c in (2, 3, 12, 13) if engine_of(c) == engine]
+        chains = tuple(BlocksStored(tier="gpu", prefix_hashes=pack(blocks_of(c))) for c in mine)
+        waiting = tuple(WaitingRequest(request=request_of(c, 1), since_s=0.0) for c in mine)
         world.snapshot(engine, ResidencySnapshot(chains=chains))
-        stage.decide()
+        rehearsal.decide()
         world.snapshot(engine, QueueSnapshot(waiting=waiting))
-        stage.decide()
+        rehearsal.decide()
     for context in (0, 1, 2, 3, 12, 13):
         world.start(context)
         world.end(context)
         world.close(context)
-        stage.decide()
-    stage.play(world.serve(20))
+        rehearsal.decide()
+    rehearsal.play(world.serve(20))
     await trio.lowlevel.checkpoint()
 
 
 async def check_restart(factory: PolicyFactory, remembers: int) -> None:
     """It goes on when an engine restarts and knows nothing of before."""
-    stage = _Stage(factory, "after a restart")
-    world = stage.world
+    rehearsal = Rehearsal(factory(), "after a restart")
+    world = rehearsal.world
     for context in range(4):
         world.describe(context)
         world.wait(context)
         world.store(context)
-        stage.decide()
+        rehearsal.decide()
     world.start(0)
-    stage.decide()
+    rehearsal.decide()
     for engine in ENGINES:
         for context in range(4):
-            if _engine_of(context) == engine:
+            if engine_of(context) == engine:
                 failed = RequestOutcome(status="failed", reason="engine_restarted")
                 world.outcome(context, 1, failed)
         world.restart(engine)
-        stage.decide()
+        rehearsal.decide()
     for context in range(4):  # the harness sends them again, under the same names
         world.describe(context)
         world.wait(context)
-        stage.decide()
+        rehearsal.decide()
         world.store(context)
-        stage.decide()
+        rehearsal.decide()
         world.start(context)
         world.end(context)
-        stage.decide()
-    stage.play(world.serve(20))
+        rehearsal.decide()
+    rehearsal.play(world.serve(20))
     await trio.lowlevel.checkpoint()
 
 
 async def check_disorder(factory: PolicyFactory, remembers: int) -> None:
     """It goes on when requests end before they start, or are told of in any order or in part."""
-    stage = _Stage(factory, "in disorder")
-    world = stage.world
+    rehearsal = Rehearsal(factory(), "in disorder")
+    world = rehearsal.world
     refused = RequestOutcome(status="rejected", reason="too_long")
     world.describe(0)
-    stage.decide()
+    rehearsal.decide()
     world.outcome(0, 1, refused)
-    stage.decide()
+    rehearsal.decide()
     world.describe(1)  # described and refused in one burst
     world.outcome(1, 1, refused)
-    stage.decide()
+    rehearsal.decide()
     world.describe(2)  # its whole life in one burst
     world.wait(2)
     world.start(2)
     world.end(2)
     world.close(2)
-    stage.decide()
+    rehearsal.decide()
     world.wait(3)  # heard of from the engine first
-    stage.decide()
+    rehearsal.decide()
     world.describe(3)
-    stage.decide()
+    rehearsal.decide()
     world.end(3, status="failed")
-    stage.decide()
+    rehearsal.decide()
     world.end(4)  # never described
     world.start(5)
-    stage.decide()
+    rehearsal.decide()
     world.describe(4)
-    stage.decide()
+    rehearsal.decide()
     world.describe(6, ready=False)
-    stage.decide()
-    world.intent(RequestReadinessChanged(ready=True), request=_request(6, 1))
+    rehearsal.decide()
+    world.intent(RequestReadinessChanged(ready=True), request=request_of(6, 1))
     world.intent(RequestReadinessChanged(ready=True), request="nobody's")
-    stage.decide()
+    rehearsal.decide()
     world.wait(6)
     world.close(6)  # closed before its last outcome is heard
-    stage.decide()
+    rehearsal.decide()
     world.end(6)
-    stage.decide()
+    rehearsal.decide()
     world.wait(7)
-    stage.decide()
+    rehearsal.decide()
     world.describe(7)
     world.describe(7, turn=2)  # without waiting for the first
     world.wait(7, turn=2)
-    stage.decide()
+    rehearsal.decide()
     world.end(7, turn=2)
-    stage.decide()
+    rehearsal.decide()
     world.start(7)
     world.end(7)
     world.close(7)
     world.close(8)
-    stage.decide()
+    rehearsal.decide()
     for number, (key, described) in enumerate(
         (
             ({"engine": ENGINES[0]}, RequestDescribed()),
@@ -459,40 +235,40 @@ async def check_disorder(factory: PolicyFactory, remembers: int) -> None:
         waiting = WaitingRequest(request=request, since_s=world.now)
         world.engine(ENGINES[0], QueueChanged(waiting=(waiting,)))
         world.store(0)
-        stage.decide()
+        rehearsal.decide()
         world.engine(ENGINES[0], QueueChanged(started=(request,)))
         world.engine(ENGINES[0], QueueChanged(ended=(request,)))
         world.engine(ENGINES[0], RequestOutcome(status="completed"), request=request)
-        stage.decide()
+        rehearsal.decide()
     world.intent(RequestDescribed(), engine=ENGINES[0])
-    stage.decide()
-    stage.play(world.serve(20))
+    rehearsal.decide()
+    rehearsal.play(world.serve(20))
     await trio.lowlevel.checkpoint()
 
 
 async def check_memory(factory: PolicyFactory, remembers: int) -> None:
     """It holds nothing that grows with the requests and contexts that have ended."""
-    stage = _Stage(factory, "memory")
-    world = stage.world
+    rehearsal = Rehearsal(factory(), "memory")
+    world = rehearsal.world
     served = 0
 
     def serve(count: int) -> int:
         nonlocal served
         for context in range(served, served + count):
-            stage.play(world.serve(context))
+            rehearsal.play(world.serve(context))
             world.evict(context)
         served += count
         for engine in ENGINES:
             world.engine(engine, ResidencyChanged(changes=(BlocksCleared(),)))
         # Who remembers for a while may; after a day without a message, that while is over.
         world.now += _DAY_S
-        stage.decide()
-        return _size([stage.policy, *(view.residency for view in stage.s.values())])
+        rehearsal.decide()
+        return _size([rehearsal.policy, *(view.residency for view in rehearsal.s.values())])
 
     before = serve(max(remembers, _ROUND))
     await trio.lowlevel.checkpoint()
     after = serve(_ROUND)
-    _require(
+    require(
         after - before <= _ROUND * _BYTES_A_REQUEST,
         f"holds nothing that grows: {_ROUND} more contexts of 2 requests, all of which have "
         f"ended, left {after - before} bytes more (of {after}) in the policy and its watches",
@@ -504,35 +280,35 @@ async def check_determinism(factory: PolicyFactory, remembers: int) -> None:
     """It asks the same when it hears the same."""
     asked = []
     for _ in range(2):
-        stage = _Stage(factory, "hearing the same twice")
-        _improvise(stage, Random(0))
-        asked.append(stage.asked)
+        rehearsal = Rehearsal(factory(), "hearing the same twice")
+        _improvise(rehearsal, Random(0))
+        asked.append(rehearsal.asked)
         await trio.lowlevel.checkpoint()
-    _require(asked[0] == asked[1], "asks the same when it hears the same")
+    require(asked[0] == asked[1], "asks the same when it hears the same")
 
 
-def _improvise(stage: _Stage, draw: Random) -> None:
+def _improvise(rehearsal: Rehearsal, draw: Random) -> None:
     """Many requests at once, each at its own pace, in bursts of any size."""
     waiting = list(range(40))
     lives: list[Iterator[None]] = []
     while waiting or lives:
         if waiting and (len(lives) < 8 or not lives):
-            lives.append(stage.world.serve(waiting.pop()))
+            lives.append(rehearsal.world.serve(waiting.pop()))
         life = draw.choice(lives)
         if next(life, "over") == "over":
             lives.remove(life)
         if draw.random() < 0.1:
             engine = draw.choice(ENGINES)
-            stage.world.snapshot(engine, PressureReported())
+            rehearsal.world.snapshot(engine, PressureReported())
         if draw.random() < 0.5:
-            stage.decide()
+            rehearsal.decide()
 
 
 async def check_runner(factory: PolicyFactory, remembers: int) -> None:
     """Under its runner, on a bus, it does not fail, and leaves nothing open when it leaves."""
     bus: Bus = plugins.load("buses", "memory")()
     runner = PolicyRunner(bus, factory())
-    world = _World()
+    world = World()
 
     async def answer(
         engine: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -568,10 +344,10 @@ async def check_runner(factory: PolicyFactory, remembers: int) -> None:
             finished = True
             nursery.cancel_scope.cancel()
     failure = runner.statistics.failure
-    _require(failure is None, f"under its runner: does not fail, but it {failure}")
-    _require(finished, "under its runner: comes to its end when it is stopped")
+    require(failure is None, f"under its runner: does not fail, but it {failure}")
+    require(finished, "under its runner: comes to its end when it is stopped")
     lost = runner.statistics.outcomes["failed"]
-    _require(lost == 0, f"under its runner: {lost} of its operations were never answered")
+    require(lost == 0, f"under its runner: {lost} of its operations were never answered")
 
 
 # -- how much a policy holds --------------------------------------------------------------------

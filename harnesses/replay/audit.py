@@ -5,38 +5,61 @@ bound is passed by a later one that has not. It also keeps the samples that the 
 """
 
 from collections import Counter
+from typing import NamedTuple
 
 import trio
 
 from hear.codec import open_body
-from hear.errors import BusError
+from hear.errors import BusError, RemoteProtocolError
 from hear.harnesses.replay.results import Sample
 from hear.messages import (
     BoundWait,
-    Control,
     Envelope,
     OperationOutcome,
     PressureReported,
     QueueChanged,
     QueueSnapshot,
     WaitingRequest,
+    Withdraw,
 )
 from hear.operation import TERMINAL
 from hear.seams import Bus
 
 _CAPACITY = 1_000_000
+_ROUNDING_S = 1e-6
+
+
+class _Sent:
+    """An operation: how often it was sent, and how it ended, if it has."""
+
+    __slots__ = ("end", "num_ends", "times", "withdraws")
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.num_ends = 0
+        self.end: OperationOutcome | None = None
+        self.withdraws: str | None = None  # the policy that leaves with it
+
+
+class _Bound(NamedTuple):
+    """A bound on waiting that an engine has taken on."""
+
+    operation: str
+    source: str
+    max_wait_s: float
 
 
 class Audit:
-    """Follows one run. ``hear`` takes one message, ``run`` takes them off a bus."""
+    """Follows one run on one engine. ``hear`` takes one message, ``run`` takes them off a bus."""
 
     def __init__(self) -> None:
         self.messages: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.samples: list[Sample] = []
         self.guard_violations = 0
-        self._ends: dict[str, int] = {}
-        self._bounds: dict[str, float] = {}
+        self._sent: dict[str, _Sent] = {}
+        self._asked: dict[str, tuple[str, _Bound]] = {}
+        self._bounds: dict[str, _Bound] = {}
         self._waiting: dict[str, WaitingRequest] = {}
 
     async def run(
@@ -56,21 +79,23 @@ class Audit:
     def hear(self, envelope: Envelope) -> None:
         """Take one message into account."""
         self.messages[envelope.category] += 1
-        if envelope.category not in ("intent", "outcome") or envelope.kind == "operation_outcome":
-            self._hear(envelope)
-
-    def _hear(self, envelope: Envelope) -> None:
-        message, key = open_body(envelope), envelope.key
+        operation = envelope.key.operation
+        if envelope.category == "control" and operation is not None:
+            self._sent.setdefault(operation, _Sent()).times += 1
+        elif envelope.category != "state" and envelope.kind != "operation_outcome":
+            return
+        try:
+            message = open_body(envelope)
+        except RemoteProtocolError:
+            return  # a policy asked for what cannot be read; its engine has to say so
         match message:
-            case Control():
-                if key.operation is not None:
-                    self._ends.setdefault(key.operation, 0)
-                if isinstance(message, BoundWait) and key.request is not None:
-                    self._bounds[key.request] = message.max_wait_s
-            case OperationOutcome():
-                if message.status in TERMINAL and key.operation is not None:
-                    self._ends[key.operation] = self._ends.get(key.operation, 0) + 1
-                    self.outcomes[message.status] += 1
+            case BoundWait() if operation is not None and envelope.key.request is not None:
+                bound = _Bound(operation, envelope.source, message.max_wait_s)
+                self._asked[operation] = envelope.key.request, bound
+            case Withdraw() if operation is not None:
+                self._sent[operation].withdraws = envelope.source
+            case OperationOutcome() if operation is not None:
+                self._hear_outcome(operation, message)
             case QueueChanged():
                 self._check_order(message, envelope.time_s)
             case QueueSnapshot():
@@ -78,8 +103,50 @@ class Audit:
             case PressureReported():
                 self._sample(message, envelope.time_s)
 
+    # -- operations ---------------------------------------------------------------------------
+
+    def _hear_outcome(self, operation: str, outcome: OperationOutcome) -> None:
+        if outcome.status == "accepted":
+            if operation in self._asked:
+                request, bound = self._asked[operation]
+                self._bounds[request] = bound
+        elif outcome.status in TERMINAL:
+            sent = self._sent.setdefault(operation, _Sent())
+            if sent.end is None:
+                sent.end = outcome
+                self.outcomes[outcome.status] += 1
+                self._end_bounds(operation, sent, outcome)
+            elif sent.end != outcome:
+                sent.num_ends = max(sent.num_ends, sent.times) + 1  # said once, but otherwise
+            sent.num_ends += 1
+
+    def _end_bounds(self, operation: str, sent: _Sent, outcome: OperationOutcome) -> None:
+        """Drop the bounds that hold no more; one that was kept to its end may be asked for again.
+
+        A request that is preempted after it has started is still guarded.
+        """
+        asked = self._asked.pop(operation, None)
+        if asked is not None and outcome.status != "completed":
+            request, bound = asked
+            if self._bounds.get(request) == bound:
+                del self._bounds[request]
+        if sent.withdraws is not None and outcome.status == "completed":
+            kept = self._bounds.items()
+            self._bounds = {r: b for r, b in kept if b.source != sent.withdraws}
+
+    @property
+    def num_open(self) -> int:
+        """Operations that have no terminal outcome so far."""
+        return sum(1 for sent in self._sent.values() if sent.end is None)
+
+    # -- waiting ------------------------------------------------------------------------------
+
     def _check_order(self, change: QueueChanged, now: float) -> None:
-        started = [self._waiting.pop(r) for r in change.started if r in self._waiting]
+        # Who starts without having been seen to wait has come since the last report.
+        started = [
+            self._waiting.pop(request, WaitingRequest(request=request, since_s=now))
+            for request in change.started
+        ]
         for request in change.ended:
             self._waiting.pop(request, None)
             self._bounds.pop(request, None)
@@ -96,7 +163,7 @@ class Audit:
 
     def _is_overdue(self, waiting: WaitingRequest, now: float) -> bool:
         bound = self._bounds.get(waiting.request)
-        return bound is not None and now - waiting.since_s > bound
+        return bound is not None and now - waiting.since_s > bound.max_wait_s + _ROUNDING_S
 
     def _sample(self, pressure: PressureReported, now: float) -> None:
         for tier in pressure.tiers:
@@ -112,17 +179,15 @@ class Audit:
                     )
                 )
 
-    @property
-    def num_open(self) -> int:
-        """Operations that have no terminal outcome so far."""
-        return sum(1 for ends in self._ends.values() if ends == 0)
+    # -- what came of it ----------------------------------------------------------------------
 
     def problems(self) -> list[str]:
         """What was broken, in words; nothing if all was kept."""
         found = []
         if self.num_open:
             found.append(f"{self.num_open} operations have no terminal outcome")
-        twice = sum(1 for ends in self._ends.values() if ends > 1)
+        # One that was sent again is answered again, with the same outcome.
+        twice = sum(1 for sent in self._sent.values() if sent.num_ends > max(sent.times, 1))
         if twice:
             found.append(f"{twice} operations have more than one terminal outcome")
         if self.guard_violations:

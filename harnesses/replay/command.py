@@ -8,10 +8,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hear import plugins
@@ -95,26 +97,23 @@ def run(namespace: argparse.Namespace) -> int:
     log_to_stderr()
     plan = _plan(namespace)
     for path in (namespace.json, namespace.report):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{path}: its folder does not exist")
-    plan.check()
+        if path is not None:
+            _check_writable(path)
+    num_turns = plan.count_turns()
     runs = plan.runs()
     results: list[RunResult | None] = [None] * len(runs)
     errors: list[str] = []
     interrupted = False
     try:
-        _run_all(runs, namespace.jobs, results, errors)
+        _run_all(runs, num_turns, namespace.jobs, results, errors)
     except KeyboardInterrupt:
         interrupted = True
     finished = [result for result in results if result is not None]
     if finished:
         print_results(finished)
-        if namespace.json is not None:
-            _write(namespace.json, msgspec.json.format(msgspec.json.encode(_rows(finished))))
-        if namespace.report is not None:
-            write_report(finished, namespace.report, command=shlex.join(["hear", *sys.argv[1:]]))
+        _write_all(finished, namespace, errors)
     for error in errors:
-        print(f"hear: {error}", file=sys.stderr)
+        print(f"hear: {' '.join(error.split())}", file=sys.stderr)
     if interrupted:
         print(f"hear: stopped; {len(finished)} of {len(runs)} runs finished", file=sys.stderr)
         return 130
@@ -122,12 +121,28 @@ def run(namespace: argparse.Namespace) -> int:
     return 1 if errors or broken else 0
 
 
+def _write_all(
+    results: Sequence[RunResult], namespace: argparse.Namespace, errors: list[str]
+) -> None:
+    try:
+        if namespace.json is not None:
+            _write(namespace.json, msgspec.json.format(msgspec.json.encode(_rows(results))))
+        if namespace.report is not None:
+            write_report(results, namespace.report, command=shlex.join(["hear", *sys.argv[1:]]))
+    except OSError as error:
+        errors.append(f"{error.filename}: cannot be written: {error.strerror}")
+
+
 def _rows(results: Sequence[RunResult]) -> list[Any]:
     return [result.row for result in results]
 
 
 def _run_all(
-    runs: Sequence[Run], jobs: int, results: list[RunResult | None], errors: list[str]
+    runs: Sequence[Run],
+    num_turns: Sequence[int],
+    jobs: int,
+    results: list[RunResult | None],
+    errors: list[str],
 ) -> None:
     console = Console(stderr=True)
     bars = Progress(
@@ -141,24 +156,22 @@ def _run_all(
     )
     with bars if console.is_terminal else nullcontext():
         tasks = [
-            bars.add_task(f"{r.policy} {r.load:g}% seed {r.seed}", start=False, total=None)
-            for r in runs
+            bars.add_task(escape(f"{r.policy} {r.load:g}% seed {r.seed}"), start=False, total=total)
+            for r, total in zip(runs, num_turns, strict=True)
         ]
 
-        def progress(index: int, done: int) -> None:
-            task = bars.tasks[index]
-            if not task.started:
-                bars.start_task(tasks[index])
-                bars.update(tasks[index], total=runs[index].workload().num_turns)
-            bars.update(tasks[index], completed=done)
+        def progress(place: int, done: int) -> None:
+            if not bars.tasks[place].started:
+                bars.start_task(tasks[place])
+            bars.update(tasks[place], completed=done)
 
         for ended in run_all(runs, jobs, progress if console.is_terminal else _no_progress):
-            results[ended.index] = ended.result
+            results[ended.place] = ended.result
             if ended.result is None:
-                of = runs[ended.index]
+                of = runs[ended.place]
                 errors.append(f"{of.policy} at {of.load:g}%, seed {of.seed}: {ended.error}")
             else:
-                bars.update(tasks[ended.index], completed=len(ended.result.turns))
+                bars.update(tasks[ended.place], completed=len(ended.result.turns))
 
 
 def _no_progress(index: int, done: int) -> None:
@@ -218,21 +231,47 @@ def _window(text: str) -> tuple[float, float]:
 
 
 def _positive(word: str) -> int:
-    number = int(word)
+    try:
+        number = int(word)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"got {number}, expected at least 1")
+        raise argparse.ArgumentTypeError(f"got {word!r}, expected a whole number of at least 1")
     return number
 
 
 def _rate(word: str) -> float:
-    number = float(word)
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"got {word}, expected a positive number")
+        raise argparse.ArgumentTypeError(f"got {word!r}, expected a positive number")
     return number
+
+
+def _check_writable(path: Path) -> None:
+    """See before anything runs that there is a place for what comes of it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path}: is a folder, expected a file")
+        if path.exists() and not path.is_file():
+            return  # a terminal, a pipe
+        with TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _write(path: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(data + b"\n")
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(data + b"\n")

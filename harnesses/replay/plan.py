@@ -7,11 +7,10 @@ workload from it.
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
-from hear.errors import ConfigError
 from hear.harnesses.replay import agentic, mooncake, scbench
 from hear.harnesses.replay.results import RunResult
 from hear.harnesses.replay.runner import Loop, replay
@@ -38,13 +37,13 @@ class Source(Struct, frozen=True, kw_only=True):
             ConfigError: a file or an option cannot be used.
         """
         path = Path(self.trace) if self.trace is not None else None
-        limits = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        limit: dict[str, Any] = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
         if self.name == "mooncake":
-            return mooncake.load(path, window=self.window, **limits)
-        rates = {} if self.rate is None else {"rate": self.rate}
+            return mooncake.load(path, window=self.window, **limit)
+        rate: dict[str, Any] = {} if self.rate is None else {"rate": self.rate}
         if self.name == "agentic":
-            return agentic.load(path, seed=seed, **limits, **rates)
-        return scbench.generate(self.task, sessions=self.sessions, seed=seed, **limits, **rates)
+            return agentic.load(path, seed=seed, **limit, **rate)
+        return scbench.generate(self.task, sessions=self.sessions, seed=seed, **limit, **rate)
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -86,19 +85,20 @@ class Plan(Struct, frozen=True, kw_only=True):
             for load, policy, seed in product(self.loads, self.policies, self.seeds)
         ]
 
-    def check(self) -> None:
-        """Make every workload once, so that what cannot be used is said before anything runs.
+    def count_turns(self) -> list[int]:
+        """The number of turns of each run. It makes every workload once.
+
+        So what cannot be used is said before anything runs.
 
         Raises:
             ConfigError: a file or an option cannot be used, or a sample holds no session.
         """
+        counts: dict[tuple[float, int], int] = {}
         for seed in self.seeds:
             workload = self.source.load(seed)
             for load in self.loads:
-                if not workload.sample(load, seed).sessions:
-                    raise ConfigError(
-                        f"load {load:g}%: of {len(workload.sessions)} sessions none is left"
-                    )
+                counts[load, seed] = workload.sample(load, seed).num_turns
+        return [counts[run.load, run.seed] for run in self.runs()]
 
 
 def execute(run: Run, progress: Callable[[int], None]) -> RunResult:

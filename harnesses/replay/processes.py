@@ -1,13 +1,16 @@
 """Runs side by side, each in a process of its own, so that one that dies takes no other along."""
 
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import Synchronized
+from threading import Thread
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,13 +24,14 @@ from hear.harnesses.replay.results import RunResult
 class Finished(NamedTuple):
     """A run that has ended: its place in the list, and its result or why there is none."""
 
-    index: int
+    place: int
     result: RunResult | None
     error: str
 
 
-class _Child(NamedTuple):
-    index: int
+@dataclass(frozen=True, slots=True, eq=False)
+class _Child:
+    place: int
     process: SpawnProcess
     results: Connection
     done: "Synchronized[int]"
@@ -41,63 +45,71 @@ def run_all(
     ``progress`` is told, now and then, the place of a run and how many of its turns have ended.
     When the caller stops early, what still runs is killed.
     """
-    context = multiprocessing.get_context("spawn")
     pending = list(enumerate(runs))[::-1]
     children: list[_Child] = []
     try:
         while pending or children:
             while pending and len(children) < jobs:
-                index, run = pending.pop()
-                receiver, sender = context.Pipe(duplex=False)
-                done = context.Value("q", 0)
-                process = context.Process(target=_child, args=(run, sender, done), daemon=True)
-                with _ignored_interrupts():
-                    process.start()
-                sender.close()
-                children.append(_Child(index, process, receiver, done))
+                _start(*pending.pop(), children)
             ready = wait([child.results for child in children], timeout=0.2)
             for child in children:
-                progress(child.index, child.done.value)
+                progress(child.place, child.done.value)
             for child in [child for child in children if child.results in ready]:
+                finished = _collect(child)
                 children.remove(child)
-                yield _collect(child)
+                yield finished
     finally:
         for child in children:
             child.process.kill()
+        for child in children:
             child.process.join()
 
 
-@contextmanager
-def _ignored_interrupts() -> Iterator[None]:
-    """Let a process that is started now ignore Ctrl-C from its first instruction on.
+def _start(place: int, run: Run, children: list[_Child]) -> None:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    done = context.Value("q", 0)
+    process = context.Process(target=_child, args=(run, sender, done), daemon=True)
+    with _held_interrupts():
+        process.start()
+        children.append(_Child(place, process, receiver, done))
+    sender.close()
 
-    The parent hears it, and ends its children.
+
+@contextmanager
+def _held_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back until what is inside is done; a process started inside never hears it.
+
+    The parent does, and ends its children.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _collect(child: _Child) -> Finished:
     try:
         kind, payload = child.results.recv()
-    except EOFError:
+    except (EOFError, OSError):
         child.process.join()
-        return Finished(
-            child.index, None, f"its process died with exit code {child.process.exitcode}"
-        )
+        code = child.process.exitcode
+        return Finished(child.place, None, f"its process died with exit code {code}")
     finally:
         child.results.close()
     child.process.join()
     if kind == "error":
-        return Finished(child.index, None, payload)
-    return Finished(child.index, msgspec.msgpack.decode(payload, type=RunResult), "")
+        return Finished(child.place, None, payload)
+    return Finished(child.place, msgspec.msgpack.decode(payload, type=RunResult), "")
 
 
 def _child(run: Run, results: Connection, done: Any) -> None:
     log_to_stderr()
+    Thread(target=_follow_parent, daemon=True).start()
 
     def progress(count: int) -> None:
         done.value = count
@@ -111,6 +123,16 @@ def _child(run: Run, results: Connection, done: Any) -> None:
         raise
     else:
         results.send(("result", payload))
+
+
+def _follow_parent() -> None:
+    """End when the parent has, however that came."""
+    if hasattr(signal, "pthread_sigmask"):  # the alarm of a policy's time limit is for the main one
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def log_to_stderr() -> None:

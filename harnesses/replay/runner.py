@@ -162,21 +162,47 @@ class _Replay:
         else:
             await trio.sleep(session.start_s)
         harness.say(ContextOpened(role=session.role), context=session.id)
+        self._start_sub_agents(session, 0, cluster, nursery)
         if self._loop == "open" and session.turns[0].at_s is not None:
-            async with trio.open_nursery() as turns:
-                for number, turn in enumerate(session.turns, 1):
-                    await self._wait_until(turn)
-                    turns.start_soon(self._turn, session, number, turn, harness, cluster)
+            await self._open_loop(session, harness, cluster, nursery)
         else:
             for number, turn in enumerate(session.turns, 1):
                 await self._wait_until(turn)
                 await self._turn(session, number, turn, harness, cluster)
-                for child in self._children.get(session.id, ()):
-                    if child.after_turns == number:
-                        nursery.start_soon(self._session, child, cluster, nursery)
+                self._start_sub_agents(session, number, cluster, nursery)
         if session.parent is not None:
             harness.say(ContextClosed(), context=session.id)
         self._ended[session.id].set()
+
+    async def _open_loop(
+        self, session: Session, harness: HarnessSession, cluster: Cluster, nursery: trio.Nursery
+    ) -> None:
+        """Send each turn at its recorded time; one without a time follows the one before it."""
+        num_ended = 0
+
+        async def take(number: int, turn: Turn, ended: trio.Event) -> None:
+            nonlocal num_ended
+            await self._turn(session, number, turn, harness, cluster)
+            ended.set()
+            num_ended += 1
+            self._start_sub_agents(session, num_ended, cluster, nursery)
+
+        async with trio.open_nursery() as turns:
+            before = trio.Event()
+            before.set()
+            for number, turn in enumerate(session.turns, 1):
+                if turn.at_s is None:
+                    await before.wait()
+                await self._wait_until(turn)
+                before = trio.Event()
+                turns.start_soon(take, number, turn, before)
+
+    def _start_sub_agents(
+        self, session: Session, num_ended: int, cluster: Cluster, nursery: trio.Nursery
+    ) -> None:
+        for child in self._children.get(session.id, ()):
+            if child.after_turns == num_ended:
+                nursery.start_soon(self._session, child, cluster, nursery)
 
     async def _wait_until(self, turn: Turn) -> None:
         for session in turn.waits_for:

@@ -218,7 +218,7 @@ def test_the_description_of_the_next_turn_in_the_burst_of_the_outcome_is_no_hint
 
     def predictions(together: bool) -> list[float]:
         stage = Stage(SessionAware())
-        found = []
+        found: list[float] = []
         for number in range(10):
             context = f"c{number}"
             stage.describe("1", context=context, turn=1)

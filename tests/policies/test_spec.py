@@ -1,22 +1,27 @@
 """Naming policies: what a text stands for, and what is said of one that stands for nothing."""
 
+from collections.abc import Iterable
+
 import pytest
 
-from hear.errors import ConfigError, HearError, PluginError
+from hear.engine_view import EngineViews
+from hear.errors import ConfigError, PluginError
+from hear.harness_view import HarnessView
 from hear.policies.guard import Guard
 from hear.policies.spec import parse
+from hear.seams import Ask
 
 
 class Bare:
     """A policy of one's own."""
 
-    name = "bare"
-    observes = ("intent.>",)
+    name: str = "bare"
+    observes: tuple[str, ...] = ("intent.>",)
 
     def __init__(self, number: float = 0.0) -> None:
         self.number = number
 
-    def decide(self, h: object, s: object) -> list[object]:
+    def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
         return []
 
 
@@ -29,11 +34,11 @@ class OneText(Bare):
 
 
 class NoPattern(Bare):
-    observes = ("intent..x",)
+    observes: tuple[str, ...] = ("intent..x",)
 
 
 class NotTexts(Bare):
-    observes = (1,)  # type: ignore[assignment]
+    observes: tuple[str, ...] = (1,)  # type: ignore[assignment]
 
 
 class Undecided(Bare):
@@ -117,4 +122,3 @@ def test_a_text_that_names_no_policy_is_told_why(text: str, says: str) -> None:
     with pytest.raises((ConfigError, PluginError)) as caught:
         parse(text)
     assert says in str(caught.value)
-    assert isinstance(caught.value, HearError)

@@ -45,7 +45,7 @@ class Described(Quiet):
 
     def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
         for key, message in h.changes:
-            if isinstance(message, RequestDescribed):
+            if isinstance(message, RequestDescribed) and key.request and key.engine:
                 yield from self.ask(key, s)
 
     def ask(self, key: Key, s: EngineViews) -> Iterable[Ask]:
@@ -61,7 +61,7 @@ class Nameless(Quiet):
 
 
 class NoPatterns(Quiet):
-    observes = ("state..residency",)
+    observes: tuple[str, ...] = ("state..residency",)
 
 
 class Cyclic(Quiet):
@@ -232,7 +232,7 @@ async def test_a_broken_promise_is_named(factory: PolicyFactory, says: str) -> N
 async def test_a_decision_that_does_not_return_is_a_broken_promise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hear.policies.testing.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("hear.policies.rehearsal.TIMEOUT_S", 0.1)
     with pytest.raises(AssertionError, match="decide does not return"):
         await check_policy(Sleeps)
 
