@@ -30,18 +30,37 @@ class Burst:
         self.removed.append(BlocksRemoved(tier="gpu", prefix_hashes=backwards))
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that waits: the index holds its prompt up to ``parent``, and not ``tail``."""
+
+    name: str
+    prompt: Sequence[int]
+    parent: int
+    tail: bytes
+
+
 def applying(indexes: Indexes, sizes: Sizes, report: Report) -> None:
     """Residency events taken over by a full index, with and without waiting requests."""
-    for length in (1, 64):
+    half = sizes.prompt_blocks // 2
+    waiting: list[Waiting] = []
+    for number in range(sizes.waiting):
+        head = indexes.chains[number % len(indexes.chains)][: 8 * half]
+        tail = indexes.fresh(half)
+        waiting.append(Waiting(f"r{number}", unpack(head + tail), unpack(head)[-1], tail))
+    for length in (1, 64, 512):
+        if length > half:
+            continue
         count = max(min(sizes.apply_blocks // length, 256), 1)
         times: Times = {"stored": {}, "removed": {}}
-        _apply_alone(indexes, sizes, times, length, count)
-        _apply_watched(indexes, sizes, times, length, count)
+        with no_gc():
+            for _ in range(sizes.apply_repeats):
+                _apply_alone(indexes, times, _burst(indexes, length, count))
+                _apply_watched(indexes, times, length, count, waiting)
         section = f"applying {count} residency events, blocks in each: {length}"
         for what, rows in times.items():
             for who, taken in rows.items():
-                rates = (length / an_event for an_event in taken)
-                report.add(section, what, who, "blocks/s", rates)
+                report.add(section, what, who, "blocks/s", (length / each for each in taken))
     _apply_to_all(indexes, sizes, report)
 
 
@@ -53,9 +72,11 @@ def _burst(indexes: Indexes, length: int, count: int) -> Burst:
     return burst
 
 
-def _apply_alone(indexes: Indexes, sizes: Sizes, times: Times, length: int, count: int) -> None:
+def _apply_alone(indexes: Indexes, times: Times, burst: Burst) -> None:
     directory, tree = indexes.directory, indexes.tree
     sequencer = Sequencer(ENGINE)
+    both: list[tuple[str, Sequence[Change]]]
+    both = [("stored", burst.stored), ("removed", burst.removed)]
 
     def apply(changes: Iterable[BlockChange]) -> None:
         for change in changes:
@@ -85,55 +106,45 @@ def _apply_alone(indexes: Indexes, sizes: Sizes, times: Times, length: int, coun
             tree.apply_event(0, event)
 
     def take(what: str, who: str, took: float) -> None:
-        times[what].setdefault(who, []).append(took / count)
+        times[what].setdefault(who, []).append(took / len(burst.stored))
 
-    with no_gc():
-        for _ in range(sizes.apply_repeats):
-            burst = _burst(indexes, length, count)
-            both: list[tuple[str, Sequence[Change]]]
-            both = [("stored", burst.stored), ("removed", burst.removed)]
-            for what, changes in both:
-                take(what, "HEAR, message at hand", seconds(apply, changes))
-            for what, changes in both:
-                take(what, "HEAR, from its bytes", seconds(read, write(changes)))
-            for what, changes in both:
-                took = seconds(lambda given: read(write(given)), changes)
-                take(what, "HEAR, encoded and decoded", took)
-            if tree is None:
-                continue
-            for what, changes in both:
-                take(what, "RadixTree, from its bytes", seconds(read_json, write_json(changes)))
-            for what, changes in both:
-                took = seconds(lambda given: read_json(write_json(given)), changes)
-                take(what, "RadixTree, encoded and decoded", took)
+    for what, changes in both:
+        take(what, "HEAR, message at hand", seconds(apply, changes))
+    for what, changes in both:
+        take(what, "HEAR, from its bytes", seconds(read, write(changes)))
+    for what, changes in both:
+        took = seconds(lambda given: read(write(given)), changes)
+        take(what, "HEAR, encoded and decoded", took)
+    if tree is None:
+        return
+    for what, changes in both:
+        take(what, "RadixTree, from its bytes", seconds(read_json, write_json(changes)))
+    for what, changes in both:
+        took = seconds(lambda given: read_json(write_json(given)), changes)
+        take(what, "RadixTree, encoded and decoded", took)
 
 
-def _apply_watched(indexes: Indexes, sizes: Sizes, times: Times, length: int, count: int) -> None:
-    """The same while requests wait of which half the prompt is held."""
-    directory, draw = indexes.directory, indexes.draw
-    half = 8 * (sizes.prompt_blocks // 2)
-    tails: list[tuple[int, bytes]] = []
-    for number in range(sizes.waiting):
-        head = indexes.chains[number % len(indexes.chains)][:half]
-        tail = indexes.fresh(sizes.prompt_blocks // 2)
-        tails.append((unpack(head)[-1], tail))
-        directory.watch(f"r{number}", unpack(head + tail))
-    with no_gc():
-        for _ in range(sizes.apply_repeats):
-            concerning = Burst()
-            for parent, tail in draw.sample(tails, min(count, len(tails))):
-                concerning.add(parent, tail[: 8 * length])
-            for who, burst in (
-                (f"HEAR, {len(tails):,} wait, none concerned", _burst(indexes, length, count)),
-                (f"HEAR, {len(tails):,} wait, each event concerns one", concerning),
-            ):
-                for what, changes in (("stored", burst.stored), ("removed", burst.removed)):
-                    took = seconds(lambda given: [*map(directory.apply, given)], changes)
-                    times[what].setdefault(who, []).append(took / len(changes))
-            if directory.take_changed():
-                raise AssertionError("all that was stored was removed again, so nothing changed")
-    for number in range(sizes.waiting):
-        directory.unwatch(f"r{number}")
+def _apply_watched(
+    indexes: Indexes, times: Times, length: int, count: int, waiting: Sequence[Waiting]
+) -> None:
+    """The same while requests wait."""
+    directory = indexes.directory
+    concerning = Burst()
+    for one in indexes.draw.sample(waiting, min(count, len(waiting))):
+        concerning.add(one.parent, one.tail[: 8 * length])
+    for one in waiting:
+        directory.watch(one.name, one.prompt)
+    for who, burst in (
+        (f"HEAR, {len(waiting):,} wait, none concerned", _burst(indexes, length, count)),
+        (f"HEAR, {len(waiting):,} wait, each event concerns one", concerning),
+    ):
+        for what, changes in (("stored", burst.stored), ("removed", burst.removed)):
+            took = seconds(lambda given: [*map(directory.apply, given)], changes)
+            times[what].setdefault(who, []).append(took / len(changes))
+    if directory.take_changed():
+        raise AssertionError("all that was stored was removed again, so nothing changed")
+    for one in waiting:
+        directory.unwatch(one.name)
 
 
 def _apply_to_all(indexes: Indexes, sizes: Sizes, report: Report) -> None:

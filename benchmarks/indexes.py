@@ -1,8 +1,9 @@
 """The residency directory and its peer, both full: filling them, and matching a prompt."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 
 from benchmarks.measuring import Caches, Report, Sizes, no_gc, resident_bytes, seconds
@@ -60,77 +61,60 @@ def build(sizes: Sizes, report: Report) -> Indexes:
 def matching(indexes: Indexes, sizes: Sizes, report: Report) -> None:
     """The reusable prefix of one prompt, asked in a full index.
 
-    Cold: of a prompt that was not asked for before, after all caches were swept. Warm: again.
+    Cold: after all caches were swept, but for the prompt, which has just come in. Warm: again.
     """
-    directory, tree, draw = indexes.directory, indexes.tree, indexes.draw
-    size, half = sizes.prompt_blocks, sizes.prompt_blocks // 2
+    directory, tree, size = indexes.directory, indexes.tree, sizes.prompt_blocks
     section = f"matching a prompt of {size:,} blocks"
     caches = Caches(sizes.sweep_bytes)
-    shuffled = draw.sample(indexes.chains, len(indexes.chains))
     checked = 0
-
-    def prompts(hit: int, repeats: int) -> Iterator[bytes]:
-        for chain in islice(cycle(shuffled), repeats):
-            yield chain[: 8 * hit] + indexes.fresh(size - hit)
-
-    def match(packed: bytes) -> int:
-        return directory.match(unpack(packed))
-
-    def by_tier(packed: bytes) -> dict[str, int]:
-        return directory.match_by_tier(unpack(packed))
-
-    def check(packed: bytes, hit: int) -> None:
-        nonlocal checked
-        found = {"HEAR": match(packed)}
-        if tree is not None:
-            found["RadixTree"] = radix_match(tree, list(unpack(packed)))
-        if set(found.values()) != {hit}:
-            raise AssertionError(f"match lengths {found}, expected {hit}")
-        checked += 1
-
-    def cold(what: str, hit: int) -> None:
-        hear, radix = [], []
-        for packed in prompts(hit, sizes.cold_repeats):
-            caches.empty()
-            packed.count(0)  # the prompt itself has just come in, so it is warm
-            hear.append(seconds(match, packed) * 1e6)
-            if tree is not None:
-                caches.empty()
-                prompt = list(unpack(packed))
-                radix.append(seconds(tree.find_matches, prompt) * 1e6)
-            check(packed, hit)
-        show(what, hear, radix)
-
-    def warm(what: str, hit: int) -> None:
-        hear, radix = [], []
-        for packed in prompts(hit, sizes.warm_rounds):
-            prompt = list(unpack(packed))
-            check(packed, hit)
-            match(packed)
-            hear += [seconds(match, packed) * 1e6 for _ in range(20)]
-            if tree is not None:
-                tree.find_matches(prompt)
-                radix += [seconds(tree.find_matches, prompt) * 1e6 for _ in range(20)]
-        show(what, hear, radix)
-
-    def show(what: str, hear: list[float], radix: list[float]) -> None:
-        report.add(section, what, "HEAR match", "us", hear)
-        if radix:
-            report.add(section, what, "RadixTree find_matches", "us", radix)
-
     with no_gc():
-        for name, hit in (("whole prompt held", size), ("half of it held", half), ("none", 0)):
-            cold(f"{name}, cold", hit)
-            warm(f"{name}, warm", hit)
-        times = []
-        for packed in prompts(size, sizes.cold_repeats // 2):
-            caches.empty()
-            times.append(seconds(by_tier, packed) * 1e6)
-        report.add(section, "whole prompt held, cold", "HEAR match_by_tier", "us", times)
-        times = [seconds(by_tier, shuffled[-1]) * 1e6 for _ in range(2 * sizes.warm_rounds)][1:]
-        report.add(section, "whole prompt held, warm", "HEAR match_by_tier", "us", times)
+        for name, hit in (("whole prompt", size), ("half of it", size // 2), ("nothing", 0)):
+            cold: dict[str, list[float]] = {}
+            warm: dict[str, list[float]] = {}
+            for packed in _prompts(indexes, hit, size, sizes.match_repeats):
+                view, prompt = unpack(packed), list(unpack(packed))
+                calls: dict[str, Callable[[], object]] = {
+                    "HEAR match": partial(directory.match, view)
+                }
+                if tree is not None:
+                    calls["RadixTree find_matches"] = partial(tree.find_matches, prompt)
+                if hit == size:
+                    calls["HEAR match_by_tier"] = partial(directory.match_by_tier, view)
+                for who, call in calls.items():
+                    caches.empty()
+                    assert max(view) == max(prompt)
+                    cold.setdefault(who, []).append(seconds(call) * 1e6)
+                    warm.setdefault(who, []).extend(seconds(call) * 1e6 for _ in range(5))
+                found = {directory.match(view), hit}
+                if tree is not None:
+                    found.add(radix_match(tree, prompt))
+                if len(found) > 1:
+                    raise AssertionError(f"match lengths {found}, expected {hit}")
+                checked += 1
+            for what, times in ((f"{name} held, cold", cold), (f"{name} held, warm", warm)):
+                for who, taken in times.items():
+                    report.add(section, what, who, "us", taken)
         if tree is not None:
-            what = "making the list that RadixTree takes"
-            times = [seconds(list, unpack(shuffled[0])) * 1e6 for _ in range(2 * sizes.warm_rounds)]
-            report.add(section, what, "from packed hashes", "us", times)
+            one = unpack(indexes.chains[0])
+            report.add(
+                "what a RadixTree costs besides",
+                "making the list that it takes",
+                f"{size:,} packed hashes",
+                "us",
+                [seconds(list, one) * 1e6 for _ in range(sizes.match_repeats)],
+            )
+            report.add(
+                "what a RadixTree costs besides",
+                "going to its thread and back",
+                "find_matches of nothing",
+                "us",
+                [seconds(tree.find_matches, []) * 1e6 for _ in range(sizes.match_repeats)],
+            )
             report.notes.append(f"Both gave the same match length for all {checked:,} prompts.")
+
+
+def _prompts(indexes: Indexes, hit: int, size: int, count: int) -> Iterator[bytes]:
+    """Prompts of which the first ``hit`` blocks are held, of one chain after another."""
+    shuffled = indexes.draw.sample(indexes.chains, len(indexes.chains))
+    for chain in islice(cycle(shuffled), count):
+        yield chain[: 8 * hit] + indexes.fresh(size - hit)

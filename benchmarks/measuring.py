@@ -32,11 +32,10 @@ class Sizes:
 
     prompt_blocks: int = 8192
     directory_blocks: int = 2_000_000
-    cold_repeats: int = 200
-    warm_rounds: int = 50
+    match_repeats: int = 200
     sweep_bytes: int = 64 * 2**20
     waiting: int = 1000
-    apply_blocks: int = 2048
+    apply_blocks: int = 4096
     apply_repeats: int = 25
     decide_prompt_blocks: int = 2048
     decide_contexts: int = 50
@@ -49,8 +48,7 @@ class Sizes:
 
 
 QUICK = Sizes(
-    cold_repeats=40,
-    warm_rounds=10,
+    match_repeats=40,
     apply_repeats=7,
     decide_repeats=6,
     codec_repeats=7,

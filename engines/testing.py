@@ -13,7 +13,6 @@ framework.
 
 from typing import Literal
 
-# Each of these enters its rules into RULES.
 from hear.engines import (
     testing_claims,
     testing_effects,
@@ -25,7 +24,7 @@ from hear.engines import (
 )
 from hear.engines.testing_bench import bench
 from hear.engines.testing_samples import ALL_KINDS, send_sample
-from hear.engines.testing_setup import RULES, EngineFactory, EngineUnderTest, MakeRequest, Rule
+from hear.engines.testing_setup import EngineFactory, EngineUnderTest, MakeRequest, Rule
 
 __all__ = [
     "RULES",
@@ -41,15 +40,16 @@ Verdict = Literal["kept", "unsupported", "cannot be checked"]
 """How a rule was kept: as it says, or by ``unsupported``. It is unknown of an engine that cannot
 be made to crash, or cannot show what it holds, where that is what the rule is about."""
 
-_MODULES = (
-    testing_words,
-    testing_state,
-    testing_life,
-    testing_once,
-    testing_effects,
-    testing_leases,
-    testing_claims,
-)
+RULES: dict[str, Rule] = {
+    **testing_words.rule,
+    **testing_state.rule,
+    **testing_life.rule,
+    **testing_once.rule,
+    **testing_effects.rule,
+    **testing_leases.rule,
+    **testing_claims.rule,
+}
+"""All rules by id."""
 
 
 async def check_engine(factory: EngineFactory) -> dict[str, Verdict]:

@@ -174,14 +174,17 @@ class Bench:
             views.apply(envelope, message)
         return views
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
+    async def until(
+        self, condition: Callable[[], bool], what: str, *, patience_s: float | None = None
+    ) -> None:
         """Wait for something that should happen."""
-        with trio.move_on_after(self.engine.patience_s):
+        patience_s = self.engine.patience_s if patience_s is None else patience_s
+        with trio.move_on_after(patience_s):
             while not condition():
                 with trio.move_on_after(POLL_S):
                     await self._news.wait()
             return
-        fail(f"{what}: not within {self.engine.patience_s} s")
+        fail(f"{what}: not within {patience_s} s")
 
     async def quiet(self, times: float = 1.0) -> None:
         """Let some time pass."""
@@ -279,14 +282,19 @@ class Bench:
         """Send a request, and wait until the engine has it."""
         call = Call(request)
         before = len(self.requests.get(request.id, ()))
-        self._nursery.start_soon(self._call, call)
+        self.start(call)
         await self.until(
             lambda: len(self.requests.get(request.id, ())) > before or call.result is not None,
             f"request {request.id} is accepted",
         )
         return call
 
-    async def _call(self, call: Call) -> None:
+    def start(self, call: Call) -> None:
+        """Send a request, and wait for nothing."""
+        self._nursery.start_soon(self.make_call, call)
+
+    async def make_call(self, call: Call) -> None:
+        """Be the client of a request until it ends."""
         with call.scope:
             call.result = await self.engine.client.generate(call.request)
         self._news.set()
@@ -355,13 +363,13 @@ class Bench:
         if self._probe_failures:
             raise self._probe_failures[0]
         for operation in self.sent:
-            self._audit_operation(operation)
+            self.audit_operation(operation, self._name(operation), must_end=True)
         for request, outcomes in self.requests.items():
             ends = [o for o in outcomes if o.status != "accepted"]
             require(len(ends) <= 1, f"request {request} ends once, not as {ends}")
 
-    def _audit_operation(self, operation: str) -> None:
-        name = self._name(operation)
+    def audit_operation(self, operation: str, name: str, *, must_end: bool) -> None:
+        """Check the steps of an operation, and that it was handed to the backend once at most."""
         phase: Phase = "submitted"
         first: OperationOutcome | None = None
         for outcome in self.heard.get(operation, ()):
@@ -379,7 +387,7 @@ class Bench:
             phase = TRANSITIONS[phase][outcome.status]
             if phase in TERMINAL:
                 first = outcome
-        require(first is not None, f"{name} has an end; it is {phase}")
+        require(first is not None or not must_end, f"{name} has an end; it is {phase}")
         times = self.backend.applied[operation]
         require(times <= 1, f"{name} is handed to the backend once, not {times} times")
 
@@ -401,10 +409,11 @@ async def bench(
     make_bus: BusFactory = memory_bus,
 ) -> AsyncIterator[Bench]:
     """Put an engine on the bench; at the end it is audited."""
-    async with AsyncExitStack() as stack, factory() as engine, trio.open_nursery() as nursery:
+    async with factory() as engine, AsyncExitStack() as stack:
         bus = await stack.enter_async_context(make_bus())
-        made = Bench(engine, bus, stack, nursery, ranks or {})
-        await nursery.start(made._work)
-        yield made
-        await made.audit()
-        nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            made = Bench(engine, bus, stack, nursery, ranks or {})
+            await nursery.start(made._work)
+            yield made
+            await made.audit()
+            nursery.cancel_scope.cancel()

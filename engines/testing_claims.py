@@ -2,11 +2,13 @@
 
 from hear.engines.testing_bench import Bench, bench
 from hear.engines.testing_effects import first_tokens
-from hear.engines.testing_setup import EngineFactory, require, rule
+from hear.engines.testing_setup import EngineFactory, RuleBook, require
 from hear.messages import Admit, BoundWait, Force, Hold, Prioritise, Retain, Withdraw
 
 ARBITRATION = "docs/design.md: arbitration"
 WITHDRAW = "docs/design.md: a policy that leaves withdraws its effects"
+
+rule = RuleBook()
 
 
 def _priority(b: Bench, expected: int, why: str) -> None:
@@ -52,7 +54,7 @@ async def rank_prevails(factory: EngineFactory) -> None:
         _priority(b, 2, "and keeps it")
 
 
-@rule("HEAR-CLAIM-3", "And of equal ones the later", ARBITRATION, needs=("prioritise",))
+@rule("HEAR-CLAIM-3", "Of two equal ones the later prevails", ARBITRATION, needs=("prioritise",))
 async def later_prevails(factory: EngineFactory) -> None:
     async with bench(factory) as b, b.busy():
         await b.launch(b.request("r", context="r"))
@@ -160,7 +162,7 @@ async def withdraw_ends_open_ones(factory: EngineFactory) -> None:
 
 @rule(
     "HEAR-WITHDRAW-2",
-    "And what its completed controls have done to the queue",
+    "Withdraw undoes what its sender did to the queue",
     WITHDRAW,
     needs=("prioritise",),
 )
@@ -186,7 +188,12 @@ async def withdraw_restores_the_queue(factory: EngineFactory) -> None:
         require(order == ["c", "a", "b"], f"they start as c, a, b, not {order}")
 
 
-@rule("HEAR-WITHDRAW-3", "And its bounds on waiting", WITHDRAW, needs=("bound_wait",))
+@rule(
+    "HEAR-WITHDRAW-3",
+    "Withdraw lifts its sender's bounds on waiting",
+    WITHDRAW,
+    needs=("bound_wait",),
+)
 async def withdraw_lifts_bounds(factory: EngineFactory) -> None:
     async with bench(factory) as b:
         async with b.busy():

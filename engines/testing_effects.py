@@ -9,7 +9,7 @@ import trio
 
 from hear.blocks import pack
 from hear.engines.testing_bench import Bench, Call, bench
-from hear.engines.testing_setup import EngineFactory, require, rule
+from hear.engines.testing_setup import EngineFactory, RuleBook, require
 from hear.messages import (
     Admit,
     BoundWait,
@@ -24,6 +24,8 @@ from hear.messages import (
 )
 
 EFFECT = "paper, section 3.3: completed only when the effect is there"
+
+rule = RuleBook()
 
 
 async def first_tokens(b: Bench, calls: Iterable[Call]) -> list[str]:

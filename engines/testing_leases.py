@@ -3,11 +3,13 @@
 import trio
 
 from hear.engines.testing_bench import Bench, bench
-from hear.engines.testing_setup import EngineFactory, require, rule
+from hear.engines.testing_setup import EngineFactory, RuleBook, require
 from hear.messages import Cancel, Release, Retain
 
 LEASE = "paper, section 4.2 and appendix A.2; docs/design.md: retention is a lease"
 NEEDS = ("retain",)
+
+rule = RuleBook()
 
 
 async def _serve(b: Bench, context: str, *, num_blocks: int | None = None) -> set[int]:

@@ -2,15 +2,18 @@
 
 import trio
 
-from hear.engines.testing_bench import bench
+from hear.engines.testing_bench import Call, bench
 from hear.engines.testing_samples import ALL_KINDS, REQUEST_KINDS, sample, send_sample
-from hear.engines.testing_setup import EngineFactory, require, rule
+from hear.engines.testing_setup import EngineFactory, RuleBook, require
 from hear.messages import (
     Prepare,
     Retain,
 )
 
+DATA = "docs/design.md: the control plane stands beside the data path"
 LIFE = "paper, section 3.3: acceptance is not completion"
+
+rule = RuleBook()
 
 # -- one end --------------------------------------------------------------------------------------
 
@@ -201,3 +204,21 @@ async def engine_comes_back(factory: EngineFactory) -> None:
             operation = send_sample(b, kind, "a request that never comes")
             if b.claims(kind):
                 await b.accepted(operation)
+
+
+@rule("HEAR-DATA-1", "When the bus is lost, requests are served as before", DATA)
+async def bus_is_lost(factory: EngineFactory) -> None:
+    async with bench(factory) as b:
+        first = b.request("before", context="c", num_blocks=2, output_tokens=3)
+        before = await b.result(await b.launch(first))
+        during = Call(b.request("during", context="c", output_tokens=3))
+        after = Call(b.request("after", context="c", num_blocks=2, output_tokens=3))
+        b.start(during)
+        await b.lose_bus()
+        b.start(after)
+        for call in (during, after):
+            result = await b.result(call)
+            require(result.outcome.status == "completed", f"it is served, not {result.outcome}")
+        was = b.engine.output_of(first, before)
+        now = b.engine.output_of(after.request, after.ended)
+        require(was == now, f"the output is {was}, not {now}")

@@ -12,7 +12,7 @@ from hear.engines.testing_samples import (
     sample,
     send_sample,
 )
-from hear.engines.testing_setup import EngineFactory, require, rule
+from hear.engines.testing_setup import EngineFactory, RuleBook, require
 from hear.messages import (
     Envelope,
     Hold,
@@ -27,6 +27,8 @@ ONCE = "docs/design.md: operations are idempotent"
 EARLY = "docs/design.md: a control may come before its request"
 VERSION = "docs/design.md: stale versions"
 UNKNOWN = "docs/design.md: an unknown kind or a newer field never kills anyone"
+
+rule = RuleBook()
 
 
 # -- what cannot be read --------------------------------------------------------------------------
@@ -165,7 +167,12 @@ async def old_one_comes_again(factory: EngineFactory) -> None:
         require(priority == 5, f"the newer priority stands, 5, not {priority}")
 
 
-@rule("HEAR-ONCE-5", "Nor does one that failed with a crash act after it", ONCE, crashes=True)
+@rule(
+    "HEAR-ONCE-5",
+    "A control that failed with a crash does not act when it comes again",
+    ONCE,
+    crashes=True,
+)
 async def old_one_after_a_crash(factory: EngineFactory) -> None:
     async with bench(factory) as b:
         operations = [send_sample(b, kind) for kind in REQUEST_KINDS if b.claims(kind)]
@@ -203,7 +210,12 @@ async def kept_for_its_request(factory: EngineFactory) -> None:
             )
 
 
-@rule("HEAR-EARLY-2", "And has its effect from the moment of arrival", EARLY, needs=("prioritise",))
+@rule(
+    "HEAR-EARLY-2",
+    "An early control has its effect from the moment of arrival",
+    EARLY,
+    needs=("prioritise",),
+)
 async def effect_from_arrival(factory: EngineFactory) -> None:
     async with bench(factory) as b:
         early = b.send(Prioritise(priority=-5), request="second")
@@ -217,7 +229,7 @@ async def effect_from_arrival(factory: EngineFactory) -> None:
         require(second.first_token_s < first.first_token_s, "the second goes first")
 
 
-@rule("HEAR-EARLY-3", "So that one that is held early never starts", EARLY, needs=("hold",))
+@rule("HEAR-EARLY-3", "A request that is held early does not start", EARLY, needs=("hold",))
 async def held_from_arrival(factory: EngineFactory) -> None:
     async with bench(factory) as b:
         hold = Hold(hold_s=2 * b.engine.quiet_s)

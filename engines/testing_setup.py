@@ -175,23 +175,26 @@ class Rule(NamedTuple):
     crashes: bool
 
 
-RULES: dict[str, Rule] = {}
-"""All rules by id. An id keeps its meaning for ever; one that is given up is not used again."""
+class RuleBook(dict[str, Rule]):
+    """The rules of one module by id; it is called as a decorator to enter a check.
 
+    An id keeps its meaning for ever; one that is given up is not used again.
+    """
 
-def rule(
-    id: str,
-    title: str,
-    source: str,
-    *,
-    needs: Iterable[str] = (),
-    looks_at: Iterable[str] = (),
-    crashes: bool = False,
-) -> Callable[[Callable[[EngineFactory], Awaitable[None]]], None]:
-    """Enter a check into the list of rules."""
+    def __call__(
+        self,
+        id: str,
+        title: str,
+        source: str,
+        *,
+        needs: Iterable[str] = (),
+        looks_at: Iterable[str] = (),
+        crashes: bool = False,
+    ) -> Callable[[Callable[[EngineFactory], Awaitable[None]]], None]:
+        """Enter the check that is defined next."""
 
-    def enter(check: Callable[[EngineFactory], Awaitable[None]]) -> None:
-        assert id not in RULES, id
-        RULES[id] = Rule(title, source, check, tuple(needs), tuple(looks_at), crashes)
+        def enter(check: Callable[[EngineFactory], Awaitable[None]]) -> None:
+            assert id not in self, id
+            self[id] = Rule(title, source, check, tuple(needs), tuple(looks_at), crashes)
 
-    return enter
+        return enter

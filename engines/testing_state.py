@@ -8,11 +8,13 @@ from hear.blocks import pack
 from hear.codec import open_body
 from hear.engine_view import EngineView, EngineViews
 from hear.engines.testing_bench import Bench, bench
-from hear.engines.testing_setup import EngineFactory, require, rule
+from hear.engines.testing_setup import EngineFactory, RuleBook, require
 from hear.messages import Key, RequestDescribed
 from hear.subjects import channel, stem
 
 STATE = "paper, section 3.3: observation is not guarantee"
+
+rule = RuleBook()
 
 
 async def _work(b: Bench) -> None:

@@ -4,7 +4,7 @@ import trio
 
 from hear.blocks import pack
 from hear.engines.testing_bench import Bench, bench
-from hear.engines.testing_setup import EngineFactory, require, rule
+from hear.engines.testing_setup import EngineFactory, RuleBook, require
 from hear.messages import (
     BoundWait,
     Configure,
@@ -32,6 +32,8 @@ from hear.messages import (
 INTENT = "paper, section 3.3: intent is not control"
 FORCE = "paper, section 3.3: preference is not requirement"
 SAME = "paper, section 3.3: the semantics of the workflow are untouched"
+
+rule = RuleBook()
 
 
 # -- intent is not control ------------------------------------------------------------------------
@@ -216,7 +218,9 @@ async def impossible_is_rejected(factory: EngineFactory) -> None:
                 await b.end_of(await _ask(b, control), expected)
 
 
-@rule("HEAR-FORCE-5", "Or is met by a fallback that was listed, and the outcome names it", FORCE)
+@rule(
+    "HEAR-FORCE-5", "A requirement may be met by a listed fallback, which the outcome names", FORCE
+)
 async def fallback_is_named(factory: EngineFactory) -> None:
     async with bench(factory) as b:
         await b.serve("before", context="c")

@@ -240,8 +240,15 @@ class Policy(Protocol):
     It must return at once, and may keep what it learns in the object.
     """
 
-    name: str
-    observes: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """The source of its messages, if nothing else is configured."""
+        ...
+
+    @property
+    def observes(self) -> tuple[str, ...]:
+        """Subject patterns."""
+        ...
 
     def decide(self, h: "HarnessView", s: "EngineViews") -> Iterable[Ask]:
         """Decide what to ask of the engines now."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from hear.blocks import unpack
 from hear.engine_view import EngineView, EngineViews
-from hear.errors import ConfigError, RemoteProtocolError
+from hear.errors import ConfigError
 from hear.harness_view import HarnessView
 from hear.messages import Key, Prioritise, QueueChanged, QueueSnapshot, RequestDescribed
 from hear.seams import Ask
@@ -32,10 +32,10 @@ class CacheAware:
     """Orders the waiting requests of each engine by what of their prompt it holds."""
 
     name = "cache-aware"
-    observes: tuple[str, ...] = (
-        "intent.default.*.request_described.>",
-        "state.default.*.residency.>",
-        "state.default.*.queue.>",
+    observes = (
+        "intent.*.*.request_described.>",
+        "state.*.*.residency.>",
+        "state.*.*.queue.>",
     )
 
     def __init__(self, hot_share: float = 0.5) -> None:
@@ -93,10 +93,7 @@ class CacheAware:
             return
         priorities = self._of(view).priorities
         if anew or request not in priorities:
-            try:
-                hashes = unpack(described.description.prefix_hashes)
-            except RemoteProtocolError:
-                return  # whoever described it made a mistake; it keeps its place
+            hashes = unpack(described.description.prefix_hashes)
             if not hashes:
                 return
             # One that was preempted comes back with the priority that it had.

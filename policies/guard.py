@@ -25,10 +25,10 @@ _MAX_GUARDED = 100_000
 class Guard:
     """Bounds the wait of every request that names its engine, once."""
 
-    observes: tuple[str, ...] = (
-        "intent.default.*.request_described.>",
-        "intent.default.*.request_readiness_changed.>",
-        "outcome.default.*.request_outcome.>",
+    observes = (
+        "intent.*.*.request_described.>",
+        "intent.*.*.request_readiness_changed.>",
+        "outcome.*.*.request_outcome.>",
     )
 
     def __init__(self, max_wait_s: float = 40.0) -> None:

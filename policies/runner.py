@@ -12,7 +12,9 @@ from math import inf
 
 import structlog
 import trio
+from msgspec.structs import replace
 
+from hear.blocks import unpack
 from hear.codec import open_body
 from hear.delivery import Outbox, Sequencer
 from hear.engine_view import EngineViews
@@ -22,10 +24,13 @@ from hear.intake import DEFAULT_DEADLINE_S
 from hear.messages import (
     DEFAULT_TENANT,
     BoundWait,
+    ContextVersioned,
     Control,
     Envelope,
     Key,
+    Message,
     OperationOutcome,
+    RequestDescribed,
     RequestOutcome,
     Retain,
     Withdraw,
@@ -177,8 +182,20 @@ class PolicyRunner:
             if operation is not None and operation.terminal:
                 self.statistics.outcomes[operation.phase] += 1
         elif envelope.category == "intent" or isinstance(message, RequestOutcome):
-            self._h.apply(envelope, message)
+            self._h.apply(envelope, self._with_readable_hashes(envelope, message))
         return False
+
+    def _with_readable_hashes(self, envelope: Envelope, message: Message) -> Message:
+        """The message, without its block hashes if they are none: no policy has to look."""
+        if isinstance(message, RequestDescribed | ContextVersioned):
+            try:
+                unpack(message.prefix_hashes)
+            except RemoteProtocolError as error:
+                _log.warning(
+                    "hashes.unreadable", policy=self.source, message=envelope.id, error=str(error)
+                )
+                return replace(message, prefix_hashes=b"")
+        return message
 
     def _count_lost(self, lost: Iterable[object]) -> None:
         for _ in lost:

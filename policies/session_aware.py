@@ -30,7 +30,6 @@ from hear.seams import Ask
 _GAP_BOUNDS_S = (15.0, 60.0, 180.0)
 _MAX_DEPTH = 5
 _FLOOR = 0.01
-_RENEW_CHANGE = 0.05
 
 Cell = tuple[int, int]
 
@@ -98,7 +97,6 @@ class _Known:
     touched_s: float
     requests: dict[str, Cell] = field(default_factory=dict)
     idle: Cell | None = None
-    estimate: float = 0.0
     engines: dict[str, None] = field(default_factory=dict)  # those that were asked for a lease
     closed: bool = False
 
@@ -107,10 +105,10 @@ class SessionAware:
     """Leases each context by the estimate that its session continues."""
 
     name = "session-aware"
-    observes: tuple[str, ...] = (
-        "intent.default.*.request_described.>",
-        "intent.default.*.context_closed.>",
-        "outcome.default.*.request_outcome.>",
+    observes = (
+        "intent.*.*.request_described.>",
+        "intent.*.*.context_closed.>",
+        "outcome.*.*.request_outcome.>",
     )
 
     def __init__(self, lease_s: float = 3600.0) -> None:
@@ -176,7 +174,8 @@ class SessionAware:
     ) -> Iterable[Ask]:
         assert key.context is not None
         # The lease is asked for when the request is accepted, so that it holds at the moment when
-        # its blocks come free, and again after it if the estimate has moved.
+        # its blocks come free, and again when it has completed: by then the first may have
+        # yielded, and the estimate has learned.
         known = self._touch(key.context, now)
         accepted = outcome.status == "accepted"
         cell = known.requests.get(key.request or "")
@@ -198,10 +197,6 @@ class SessionAware:
         if not accepted:
             prediction = ReuseExpected(basis="predicted", probability=estimate, predictor=self.name)
             yield Ask(prediction, about)
-            leased = known.estimate if key.engine in known.engines else 0.0
-            if abs(leased / estimate - 1) < _RENEW_CHANGE:
-                return
-        known.estimate = estimate
         known.engines[key.engine] = None
         retain = Retain(
             score=estimate,

@@ -225,7 +225,7 @@ async def check_disorder(factory: PolicyFactory, remembers: int) -> None:
     for number, (key, described) in enumerate(
         (
             ({"engine": ENGINES[0]}, RequestDescribed()),
-            ({"engine": ENGINES[0], "context": "c"}, RequestDescribed(prefix_hashes=b"odd")),
+            ({"engine": ENGINES[0], "context": "c"}, RequestDescribed(prefix_hashes=pack([1, 2]))),
             ({"context": "c"}, RequestDescribed(prompt_tokens=64, block_size=16)),
             ({}, RequestDescribed(depends_on=("nobody's",))),
         )

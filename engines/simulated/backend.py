@@ -253,10 +253,9 @@ class SimulatedEngine:
             if sim.prepare is None:  # it came while nobody listened
                 self._announce(sim, report)
         try:
-            while True:
+            while self._crashed is None:
                 await self._step(report)
-                if self._crashed is not None:
-                    raise EngineError(f"{self.name}: {self._crashed}")
+            raise EngineError(f"{self.name}: {self._crashed}")
         finally:
             self._report = None
             if self._crashed is not None:

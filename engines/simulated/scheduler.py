@@ -279,10 +279,8 @@ class Scheduler:
         request.state = "waiting"
         request.preemptions += 1
         self.preemptions += 1
-        if request.protected:
-            self.waiting.add(request)
-        else:
+        self.waiting.add(request)
+        if not request.protected:
             # Its bound goes on counting from its arrival.
             self.waiting.bound(request, request.max_wait_s, required=request.bound_required)
-            self.waiting.add(request)
         self.moved[request.id] = request

@@ -6,13 +6,19 @@ too, unless the hold was required and the bound only preferred.
 """
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from hear.engines.simulated.request import SimRequest
 
 
+_SPARE = 1024
+
+
 class WaitingQueue:
-    """A heap with lazy removal: a request's entry counts only with its latest stamp."""
+    """A heap with lazy removal: a request's entry counts only with its latest stamp.
+
+    Entries that no longer count are thrown out when they come to outnumber the others.
+    """
 
     def __init__(self) -> None:
         self._requests: dict[str, SimRequest] = {}
@@ -43,6 +49,10 @@ class WaitingQueue:
         request.stamp += 1
         if request.held_until is None:
             heappush(self._heap, (request.order, request.stamp, request))
+            if len(self._heap) > 2 * len(self._requests) + _SPARE:
+                waiting = self._requests.values()
+                self._heap = [(r.order, r.stamp, r) for r in waiting if r.held_until is None]
+                heapify(self._heap)
 
     def remove(self, request: SimRequest) -> None:
         """Take a request out."""
@@ -62,12 +72,19 @@ class WaitingQueue:
     def bound(
         self, request: SimRequest, max_wait_s: float | None, *, required: bool = False
     ) -> None:
-        """Set or lift the bound on a request's wait."""
+        """Set the bound on a waiting request's wait, or lift that of any request."""
         request.max_wait_s = max_wait_s
         request.bound_required = required
         request.protected = False
         if max_wait_s is not None:
             heappush(self._bounds, (request.arrival_s + max_wait_s, request.seq, request))
+            if len(self._bounds) > 2 * len(self._requests) + _SPARE:
+                self._bounds = [
+                    (r.arrival_s + r.max_wait_s, r.seq, r)
+                    for r in self._requests.values()
+                    if r.max_wait_s is not None and not r.protected
+                ]
+                heapify(self._bounds)
         if request in self:
             self.add(request)
 
@@ -76,6 +93,10 @@ class WaitingQueue:
         request.held_until = until
         request.hold_required = required
         heappush(self._holds, (until, request.seq, request))
+        if len(self._holds) > 2 * len(self._requests) + _SPARE:
+            waiting = self._requests.values()
+            self._holds = [(r.held_until, r.seq, r) for r in waiting if r.held_until is not None]
+            heapify(self._holds)
         self.add(request)
 
     def admit(self, request: SimRequest) -> None:

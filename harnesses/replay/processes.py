@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,12 +30,13 @@ class Finished(NamedTuple):
     error: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Child:
     place: int
     process: SpawnProcess
     results: Connection
     done: "Synchronized[int]"
+    at_work: bool = True  # its result has not come
 
 
 def run_all(
@@ -43,21 +45,24 @@ def run_all(
     """Carry out runs, ``jobs`` at a time, and yield each as it ends.
 
     ``progress`` is told, now and then, the place of a run and how many of its turns have ended.
-    When the caller stops early, what still runs is killed.
+    When the caller stops early, what still runs is killed. On Ctrl-C, the runs that had ended by
+    then come first.
     """
     pending = list(enumerate(runs))[::-1]
     children: list[_Child] = []
+    ended: deque[Finished] = deque()
     try:
-        while pending or children:
-            while pending and len(children) < jobs:
+        while pending or any(child.at_work for child in children):
+            while pending and sum(child.at_work for child in children) < jobs:
                 _start(*pending.pop(), children)
-            ready = wait([child.results for child in children], timeout=0.2)
+            _wait(children, timeout=0.2)
             for child in children:
-                progress(child.place, child.done.value)
-            for child in [child for child in children if child.results in ready]:
-                finished = _collect(child)
-                children.remove(child)
-                yield finished
+                if child.at_work:
+                    progress(child.place, child.done.value)
+            yield from _collect(children, ended)
+    except KeyboardInterrupt:
+        yield from _collect(children, ended)
+        raise
     finally:
         for child in children:
             child.process.kill()
@@ -76,6 +81,39 @@ def _start(place: int, run: Run, children: list[_Child]) -> None:
     sender.close()
 
 
+def _wait(children: Sequence[_Child], timeout: float) -> Sequence[object]:
+    return wait([child.results for child in children if child.at_work], timeout)
+
+
+def _collect(children: Sequence[_Child], ended: deque[Finished]) -> Iterator[Finished]:
+    """Yield what has come by now; what a Ctrl-C keeps from being yielded stays in ``ended``."""
+    with _held_interrupts():
+        ready = _wait(children, timeout=0)
+        for child in children:
+            if child.results in ready:
+                ended.append(_receive(child))
+                child.at_work = False
+    for child in children:
+        if not child.at_work:
+            child.process.join()
+    while ended:
+        yield ended.popleft()
+
+
+def _receive(child: _Child) -> Finished:
+    try:
+        kind, payload = child.results.recv()
+    except (EOFError, OSError):
+        child.process.join()
+        code = child.process.exitcode
+        return Finished(child.place, None, f"its process died with exit code {code}")
+    finally:
+        child.results.close()
+    if kind == "error":
+        return Finished(child.place, None, payload)
+    return Finished(child.place, msgspec.msgpack.decode(payload, type=RunResult), "")
+
+
 @contextmanager
 def _held_interrupts() -> Iterator[None]:
     """Hold Ctrl-C back until what is inside is done; a process started inside never hears it.
@@ -90,21 +128,6 @@ def _held_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _collect(child: _Child) -> Finished:
-    try:
-        kind, payload = child.results.recv()
-    except (EOFError, OSError):
-        child.process.join()
-        code = child.process.exitcode
-        return Finished(child.place, None, f"its process died with exit code {code}")
-    finally:
-        child.results.close()
-    child.process.join()
-    if kind == "error":
-        return Finished(child.place, None, payload)
-    return Finished(child.place, msgspec.msgpack.decode(payload, type=RunResult), "")
 
 
 def _child(run: Run, results: Connection, done: Any) -> None:

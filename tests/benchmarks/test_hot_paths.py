@@ -11,8 +11,7 @@ from benchmarks.measuring import Figure, Report, Sizes, table_of
 TINY = Sizes(
     prompt_blocks=128,
     directory_blocks=512,
-    cold_repeats=2,
-    warm_rounds=1,
+    match_repeats=2,
     sweep_bytes=1024,
     waiting=6,
     apply_blocks=128,
@@ -36,7 +35,7 @@ def test_every_figure_has_a_unit_and_samples(
     written = msgspec.json.decode(path.read_bytes())
     shown = capsys.readouterr().out
     sections = {figure["section"] for figure in written["figures"]}
-    assert len(sections) == 9
+    assert len(sections) >= 9
     for figure in written["figures"]:
         assert figure["unit"]
         assert figure["samples"]

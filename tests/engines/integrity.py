@@ -1,18 +1,20 @@
 """What must be true of a simulated engine at any moment, looked at from outside its own books."""
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from hear.engines.simulated.backend import SimulatedEngine
-from hear.engines.simulated.kv_cache import KvCache
+from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.scheduler import Scheduler
+from hear.residency import ResidencyDirectory
 
 
-def check_cache(cache: KvCache, scheduler: Scheduler) -> None:
-    """No block is lost or held twice, and the books agree with what the requests hold."""
-    holders = [*scheduler.running, *scheduler.ready, *(r for _, r in scheduler.loading)]
-    held = Counter(b for request in holders for b in request.blocks if b is not None)
-    unnamed = sum(b is None for request in holders for b in request.blocks)
-    assert dict(held) == cache._refs, "references are not what the requests hold"
+def check_cache(cache: KvCache, holders: Iterable[Sequence[int | None]]) -> None:
+    """No block is lost or held twice, and the books agree with what the holders have."""
+    blocks = [block for holder in holders for block in holder]
+    held = Counter(block for block in blocks if block is not None)
+    unnamed = len(blocks) - held.total()
+    assert dict(held) == cache._refs, "references are not what is held"
     total = cache._num_plain_free + len(cache._free) + len(cache._refs) + unnamed
     assert total == cache.num_gpu_blocks, f"{total} blocks of {cache.num_gpu_blocks}"
     assert cache._num_plain_free >= 0
@@ -51,4 +53,14 @@ def check_scheduler(scheduler: Scheduler) -> None:
 def check_engine(engine: SimulatedEngine) -> None:
     """All of it."""
     check_scheduler(engine.scheduler)
-    check_cache(engine.cache, engine.scheduler)
+    scheduler = engine.scheduler
+    holders = [*scheduler.running, *scheduler.ready, *(r for _, r in scheduler.loading)]
+    check_cache(engine.cache, [request.blocks for request in holders])
+
+
+def check_directory(directory: ResidencyDirectory, cache: KvCache) -> None:
+    """What a reader made of all reports is what the cache holds."""
+    for tier, holds in ((GPU, cache.on_gpu), (CPU, cache.on_cpu)):
+        there = {block for block in cache._parents if holds(block)}
+        assert directory.num_blocks(tier) == len(there), f"{tier}: the number of blocks"
+        assert all(directory.holds(tier, block) for block in there), f"{tier}: the blocks"

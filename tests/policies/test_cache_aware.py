@@ -10,7 +10,6 @@ from hear.messages import (
     Key,
     Prioritise,
     QueueSnapshot,
-    RequestDescribed,
     ResidencySnapshot,
 )
 from hear.policies.cache_aware import CacheAware
@@ -259,14 +258,6 @@ def test_a_request_described_again_is_counted_by_its_new_prompt(stage: Stage) ->
     assert priorities(stage.decide()) == {"r": -2}
     stage.blocks(removed([2]))
     assert priorities(stage.decide()) == {"r": 0}
-
-
-def test_block_hashes_that_cannot_be_read_leave_a_request_where_it_is(stage: Stage) -> None:
-    stage.blocks(stored(PROMPT))
-    described = RequestDescribed(prompt_tokens=40, block_size=BLOCK_SIZE, prefix_hashes=b"odd")
-    stage.intent(described, Key(request="r", engine=ENGINE))
-    stage.wait("r")
-    assert stage.decide() == []
 
 
 # -- against a rescan -------------------------------------------------------------------------

@@ -1,0 +1,398 @@
+"""What each control does to the simulated engine, and what it says when it cannot."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+import trio.lowlevel
+
+from hear.blocks import pack
+from hear.engines.simulated.backend import SimulatedEngine
+from hear.engines.simulated.profile import EngineProfile
+from hear.messages import (
+    Admit,
+    BoundWait,
+    Configure,
+    Control,
+    Hold,
+    Key,
+    OperationOutcome,
+    Place,
+    Prepare,
+    Prioritise,
+    Release,
+    Retain,
+    Route,
+)
+from hear.operation import Operation
+from hear.seams import InferenceResult, Report, Verdict
+from tests.engines.builders import BLOCK, hashes_of, profile, request
+from tests.engines.integrity import check_engine
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+
+@dataclass
+class Running:
+    """An engine that runs without a worker: controls go straight to it."""
+
+    engine: SimulatedEngine
+    nursery: trio.Nursery
+    ended: dict[str, OperationOutcome] = field(default_factory=dict)
+    results: dict[str, InferenceResult] = field(default_factory=dict)
+    count: int = 0
+
+    def report(self, report: Report) -> None:
+        check_engine(self.engine)
+        for operation, outcome in report.operations:
+            assert operation not in self.ended
+            self.ended[operation] = outcome
+
+    def operation(self, control: Control, about: str) -> Operation:
+        self.count += 1
+        return Operation(
+            id=f"op{self.count}",
+            control=control,
+            key=Key(request=about, context=about, operation=f"op{self.count}"),
+            source="policy",
+            submitted_s=trio.current_time(),
+            deadline_s=1e9,
+        )
+
+    def apply(self, control: Control, about: str = "r") -> Verdict:
+        verdict = self.engine.apply(self.operation(control, about))
+        check_engine(self.engine)
+        return verdict
+
+    def start(self, id: str, **settings: int) -> None:
+        @self.nursery.start_soon
+        async def client() -> None:
+            self.results[id] = await self.engine.generate(request(id, context=id, **settings))
+
+    async def serve(self, id: str, **settings: int) -> None:
+        self.results[id] = await self.engine.generate(request(id, context=id, **settings))
+
+    async def wait_for(self, operation: str) -> OperationOutcome:
+        with trio.fail_after(100):
+            while operation not in self.ended:  # noqa: ASYNC110 - reports are plain calls
+                await trio.sleep(0.01)
+        return self.ended[operation]
+
+
+@asynccontextmanager
+async def running(made: EngineProfile) -> AsyncIterator[Running]:
+    engine = SimulatedEngine(made, block_size=BLOCK)
+    async with trio.open_nursery() as nursery:
+        run = Running(engine, nursery)
+        nursery.start_soon(engine.run, run.report)
+        yield run
+        nursery.cancel_scope.cancel()
+
+
+TWO_TIERS = profile(gpu=12, cpu=24, seqs=1)
+ABOUT_WAITING: tuple[Control, ...] = (
+    Prioritise(priority=-1),
+    BoundWait(max_wait_s=1.0),
+    Hold(hold_s=1.0),
+)
+
+
+@pytest.mark.parametrize("control", ABOUT_WAITING, ids=lambda c: type(c).__name__)
+async def test_what_is_about_waiting_is_rejected_for_one_that_runs(control: Control) -> None:
+    async with running(TWO_TIERS) as run:
+        run.start("r", output_tokens=50)
+        await trio.sleep(0.1)
+        verdict = run.apply(control)
+        assert (verdict.status, verdict.reason) == ("rejected", "already_running")
+
+
+@pytest.mark.parametrize("control", [*ABOUT_WAITING, Admit()], ids=lambda c: type(c).__name__)
+async def test_what_is_about_no_request_fails(control: Control) -> None:
+    async with running(TWO_TIERS) as run:
+        verdict = run.apply(control, "nobody")
+        assert (verdict.status, verdict.reason) == ("failed", "request_gone")
+
+
+async def test_a_guard_that_was_reverted_is_not_reported_when_its_request_starts() -> None:
+    async with running(TWO_TIERS) as run:
+        run.start("busy", output_tokens=10)
+        await trio.sleep(0.01)
+        run.start("r")
+        await trio.lowlevel.checkpoint()
+        guard = run.operation(BoundWait(max_wait_s=0.0), "r")
+        assert run.engine.apply(guard).status == "accepted"
+        run.engine.revert(guard)
+        await trio.sleep(10)
+        assert "r" in run.results
+        assert not run.ended
+
+
+async def test_a_hold_on_one_that_has_waited_out_its_bound_is_outranked() -> None:
+    async with running(TWO_TIERS) as run:
+        run.start("busy", output_tokens=100)
+        await trio.sleep(0.01)
+        run.start("r")
+        await trio.lowlevel.checkpoint()
+        run.apply(BoundWait(max_wait_s=0.0, force="requirement"))
+        await trio.sleep(0.1)
+        for force in ("preference", "requirement"):
+            verdict = run.apply(Hold(force=force))  # type: ignore[arg-type]
+            assert (verdict.status, verdict.reason) == ("rejected", "outranked")
+
+
+async def test_a_required_hold_prevails_over_a_preferred_bound_even_when_that_has_passed() -> None:
+    async with running(TWO_TIERS) as run:
+        run.start("busy", output_tokens=10)
+        await trio.sleep(0.01)
+        run.start("r")
+        await trio.lowlevel.checkpoint()
+        run.apply(BoundWait(max_wait_s=0.0))
+        await trio.sleep(0.03)
+        assert run.apply(Hold(force="preference")).reason == "outranked"
+        held_from = trio.current_time()
+        assert run.apply(Hold(hold_s=5.0, force="requirement")).status == "completed"
+        await trio.sleep(20)
+        assert run.results["r"].started_s == pytest.approx(held_from + 5.0, abs=0.1)
+
+
+async def test_a_bound_ends_a_hold_on_an_engine_that_has_nothing_else_to_do() -> None:
+    async with running(TWO_TIERS) as run:
+        run.start("busy", output_tokens=5)
+        await trio.sleep(0.01)
+        run.start("r")
+        await trio.lowlevel.checkpoint()
+        run.apply(Hold(hold_s=1000.0))
+        run.apply(BoundWait(max_wait_s=3.0, force="requirement"))
+        await trio.sleep(20)
+        result = run.results["r"]
+        assert result.started_s - result.sent_s == pytest.approx(3.0, abs=0.1)
+
+
+# -- retention ------------------------------------------------------------------------------------
+
+
+async def test_retain_and_release_know_only_contexts_that_were_served() -> None:
+    async with running(TWO_TIERS) as run:
+        for control in (Retain(lease_s=1.0), Release(), Prepare(), Place(tier="cpu")):
+            assert run.apply(control, "nobody").reason == "unknown_context"
+
+
+async def test_a_lease_can_name_its_blocks_itself() -> None:
+    async with running(profile(gpu=12, seqs=1)) as run:
+        await run.serve("a", num_blocks=4)
+        named = pack(hashes_of("a", 2))
+        assert run.apply(Retain(lease_s=100.0, prefix_hashes=named), "other").status == "accepted"
+        for number in range(4):
+            await run.serve(f"p{number}", num_blocks=8)
+        assert run.engine.cache.match(hashes_of("a", 4), 4) == (2, 0)
+
+
+@pytest.mark.parametrize("hashes", [b"odd", pack([7, 7])], ids=["length", "twice"])
+@pytest.mark.parametrize("kind", ["retain", "prepare", "place"])
+async def test_block_hashes_that_make_no_sense_are_malformed(kind: str, hashes: bytes) -> None:
+    controls = {
+        "retain": Retain(lease_s=1.0, prefix_hashes=hashes),
+        "prepare": Prepare(prefix_hashes=hashes),
+        "place": Place(tier="cpu", prefix_hashes=hashes),
+    }
+    async with running(TWO_TIERS) as run:
+        verdict = run.apply(controls[kind])
+        assert (verdict.status, verdict.reason) == ("rejected", "malformed")
+
+
+async def test_a_lease_follows_its_context_from_turn_to_turn() -> None:
+    async with running(profile(gpu=12, seqs=1)) as run:
+        await run.serve("a", num_blocks=2)
+        run.apply(Retain(lease_s=1000.0), "a")
+        await run.engine.generate(request("a2", context="a", num_blocks=5))
+        for number in range(4):
+            await run.serve(f"p{number}", num_blocks=6)
+        assert run.engine.cache.match(hashes_of("a", 5), 5) == (5, 0)
+
+
+async def test_a_client_that_leaves_does_not_take_the_lease_of_its_context_along() -> None:
+    async with running(profile(gpu=12, seqs=1)) as run:
+        await run.serve("a", num_blocks=4)
+        run.apply(Retain(lease_s=1000.0), "a")
+        with trio.move_on_after(0.02):
+            await run.engine.generate(request("a2", context="a", num_blocks=1, output_tokens=99))
+        for number in range(4):
+            await run.serve(f"p{number}", num_blocks=6)
+        assert run.engine.cache.match(hashes_of("a", 4), 4) == (4, 0)
+
+
+async def test_what_was_released_goes_first_and_its_end_before_its_start() -> None:
+    async with running(profile(gpu=12, seqs=1)) as run:
+        await run.serve("older", num_blocks=3)
+        await run.serve("newer", num_blocks=4)
+        assert run.apply(Release(), "newer").status == "completed"
+        await run.serve("p", num_blocks=7)
+        assert run.engine.cache.match(hashes_of("newer", 4), 4) == (1, 0)
+        assert run.engine.cache.match(hashes_of("older", 3), 3) == (3, 0)
+
+
+async def test_retaining_again_renews_even_if_nobody_ended_the_first_lease() -> None:
+    async with running(TWO_TIERS) as run:
+        await run.serve("a", num_blocks=2)
+        run.apply(Retain(lease_s=100.0), "a")
+        run.apply(Retain(lease_s=100.0, prefix_hashes=pack(hashes_of("a", 1))), "a")
+        assert (await run.wait_for("op1")).reason == "renewed"
+        assert (await run.wait_for("op2")).reason == "expired"
+        check_engine(run.engine)
+
+
+# -- placement ------------------------------------------------------------------------------------
+
+
+async def put_on_cpu(run: Running, context: str, num_blocks: int) -> None:
+    await run.serve(context, num_blocks=num_blocks)
+    verdict = run.apply(Place(tier="cpu"), context)
+    if verdict.status == "accepted":
+        assert (await run.wait_for(f"op{run.count}")).status == "completed"
+    cache = run.engine.cache
+    assert cache.match(hashes_of(context, num_blocks), num_blocks) == (0, num_blocks)
+
+
+@pytest.mark.parametrize("tier", ["inclusive", "exclusive"])
+async def test_place_and_prepare_bring_blocks_down_and_up_again(tier: str) -> None:
+    async with running(profile(gpu=12, cpu=24, seqs=1, tier=tier)) as run:  # type: ignore[arg-type]
+        await put_on_cpu(run, "a", 4)
+        assert run.apply(Prepare(), "a").status == "accepted"
+        assert (await run.wait_for("op2")).status == "completed"
+        assert run.engine.cache.match(hashes_of("a", 4), 4) == (4, 0)
+        assert run.engine.cache.on_cpu(hashes_of("a", 1)[0]) is (tier == "inclusive")
+
+
+async def test_blocks_in_use_are_not_taken_from_the_gpu() -> None:
+    async with running(TWO_TIERS) as run:
+        run.start("a", num_blocks=2, output_tokens=50)
+        await trio.sleep(0.05)
+        verdict = run.apply(Place(tier="cpu"), "a")
+        assert (verdict.status, verdict.reason) == ("rejected", "in_use")
+
+
+async def test_a_place_that_is_overtaken_by_a_request_fails_and_does_not_say_completed() -> None:
+    slow = profile(gpu=12, cpu=24, seqs=1, transfer_bytes_per_s=1e4)
+    async with running(slow) as run:
+        await run.serve("a", num_blocks=2)
+        assert run.apply(Place(tier="cpu"), "a").status == "accepted"
+        run.start("a2", num_blocks=0)
+        await run.engine.generate(request("b", context="a", num_blocks=2, output_tokens=1))
+        run.nursery.start_soon(
+            run.engine.generate, request("c", context="a", num_blocks=2, output_tokens=150)
+        )
+        outcome = await run.wait_for("op1")
+        assert (outcome.status, outcome.reason) == ("failed", "in_use")
+        assert run.engine.cache.on_gpu(hashes_of("a", 1)[0])
+
+
+async def test_a_move_down_that_is_overtaken_by_a_new_computation_fails() -> None:
+    slow = profile(gpu=12, cpu=24, seqs=1, tier="exclusive", transfer_bytes_per_s=1e4)
+    async with running(slow) as run:
+        await run.serve("a", num_blocks=2)
+        assert run.apply(Place(tier="cpu"), "a").status == "accepted"
+        await run.engine.generate(request("b", context="a", num_blocks=2))
+        outcome = await run.wait_for("op1")
+        assert (outcome.status, outcome.reason) == ("failed", "not_resident")
+
+
+async def test_preparing_what_is_nowhere_needs_leave_to_compute() -> None:
+    async with running(TWO_TIERS) as run:
+        named = pack(hashes_of("new", 3))
+        verdict = run.apply(Prepare(prefix_hashes=named), "new")
+        assert (verdict.status, verdict.reason) == ("rejected", "not_resident")
+        assert run.apply(Prepare(prefix_hashes=named, compute=True), "new").status == "accepted"
+        assert (await run.wait_for("op2")).status == "completed"
+        assert run.engine.cache.match(hashes_of("new", 3), 3) == (3, 0)
+
+
+async def test_preparing_for_the_cpu_is_completed_when_the_copies_are_there() -> None:
+    slow = profile(gpu=12, cpu=24, seqs=1, transfer_bytes_per_s=1e4)
+    async with running(slow) as run:
+        begun_s = trio.current_time()
+        new = Prepare(tier="cpu", prefix_hashes=pack(hashes_of("new", 3)), compute=True)
+        run.apply(new, "new")
+        assert (await run.wait_for("op1")).status == "completed"
+        assert all(run.engine.cache.on_cpu(b) for b in hashes_of("new", 3))
+        assert trio.current_time() - begun_s >= 3 * run.engine.roofline.block_transfer_s
+
+
+async def test_blocks_that_go_before_a_load_begins_are_not_computed_without_leave() -> None:
+    async with running(profile(gpu=12, cpu=8, seqs=1)) as run:
+        await put_on_cpu(run, "a", 4)
+        run.start("busy", num_blocks=7, output_tokens=60)
+        await trio.sleep(0.05)
+        assert run.apply(Prepare(), "a").status == "accepted"  # it has to wait
+        run.start("p", num_blocks=8)
+        outcome = await run.wait_for("op2")
+        assert (outcome.status, outcome.reason) == ("failed", "not_resident")
+        assert not run.engine.cache.on_gpu(hashes_of("a", 1)[0])
+
+
+async def test_a_prefill_of_prepare_lets_all_requests_go_first() -> None:
+    async with running(TWO_TIERS) as run:
+        run.start("busy", output_tokens=20)
+        await trio.sleep(0.01)
+        named = pack(hashes_of("new", 3))
+        run.apply(Prepare(prefix_hashes=named, compute=True), "new")
+        run.start("later", output_tokens=20)
+        await run.wait_for("op1")
+        assert "later" in run.results
+
+
+async def test_a_prepare_that_is_reverted_leaves_the_queue_and_says_nothing() -> None:
+    async with running(TWO_TIERS) as run:
+        run.start("busy", output_tokens=20)
+        await trio.sleep(0.01)
+        operation = run.operation(
+            Prepare(prefix_hashes=pack(hashes_of("new", 3)), compute=True), "new"
+        )
+        run.engine.apply(operation)
+        run.engine.revert(operation)
+        await trio.sleep(10)
+        assert not run.ended
+        assert run.engine.pressure().num_waiting == 0
+        assert run.engine.cache.match(hashes_of("new", 3), 3) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("control", "reason"),
+    [
+        (Place(tier="disk"), "unknown_tier"),
+        (Prepare(tier="cpu"), "exclusive_tier"),
+        (Place(tier="cpu", prefix_hashes=pack(hashes_of("new", 2))), "not_resident"),
+        (Prepare(prefix_hashes=pack(hashes_of("new", 99)), compute=True), "no_room"),
+        (
+            Prepare(tier="cpu", prefix_hashes=pack(hashes_of("new", 2)), compute=True),
+            "exclusive_tier",
+        ),
+    ],
+    ids=["tier", "copy", "nowhere", "room", "computed copy"],
+)
+async def test_what_cannot_be_moved_is_told_why(control: Control, reason: str) -> None:
+    async with running(profile(gpu=12, cpu=24, seqs=1, tier="exclusive")) as run:
+        await run.serve("a", num_blocks=2)
+        verdict = run.apply(control, "a")
+        assert (verdict.status, verdict.reason) == ("rejected", reason)
+
+
+# -- route and mode -------------------------------------------------------------------------------
+
+
+async def test_route_and_configure_say_which_fallback_was_used() -> None:
+    async with running(TWO_TIERS) as run:
+        assert run.apply(Route(targets=("x",), fallback=("engine0",))).fallback == "engine0"
+        assert run.apply(Route(targets=("engine0",), fallback=("x",))).fallback is None
+        assert run.apply(Configure(modes=("x",), fallback=("y", "dense"))).fallback == "dense"
+        assert run.apply(Configure(modes=("x", "dense"))).fallback is None
+        assert run.apply(Configure(modes=("x",))).status == "rejected"
+        assert run.apply(Route(targets=("x",))).status == "rejected"
+
+
+async def test_an_engine_that_serves_in_order_does_not_claim_to_prioritise() -> None:
+    in_order = SimulatedEngine(profile(order="fcfs"), block_size=BLOCK)
+    by_priority = SimulatedEngine(profile(), block_size=BLOCK)
+    assert "prioritise" not in in_order.capabilities().controls
+    assert "prioritise" in by_priority.capabilities().controls
