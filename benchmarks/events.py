@@ -1,7 +1,8 @@
 """Residency events taken over by a full index, with and without waiting requests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.indexes import Indexes
 from benchmarks.measuring import ENGINE, Report, Sizes, no_gc, seconds
@@ -9,7 +10,7 @@ from benchmarks.peer import radix_removed, radix_stored
 from hear.blocks import pack, unpack
 from hear.codec import decode, encode, open_body
 from hear.delivery import Sequencer
-from hear.messages import BlockChange, BlocksRemoved, BlocksStored, Key, ResidencyChanged
+from hear.messages import BlocksRemoved, BlocksStored, Key, ResidencyChanged
 
 Change = BlocksStored | BlocksRemoved
 Times = dict[str, dict[str, list[float]]]
@@ -28,6 +29,11 @@ class Burst:
         self.stored.append(BlocksStored(tier="gpu", parent=parent, prefix_hashes=packed))
         backwards = pack(reversed(unpack(packed)))
         self.removed.append(BlocksRemoved(tier="gpu", prefix_hashes=backwards))
+
+    @property
+    def both(self) -> tuple[tuple[str, Sequence[Change]], ...]:
+        """What has to be applied, in this order."""
+        return ("stored", self.stored), ("removed", self.removed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,53 +81,41 @@ def _burst(indexes: Indexes, length: int, count: int) -> Burst:
 def _apply_alone(indexes: Indexes, times: Times, burst: Burst) -> None:
     directory, tree = indexes.directory, indexes.tree
     sequencer = Sequencer(ENGINE)
-    both: list[tuple[str, Sequence[Change]]]
-    both = [("stored", burst.stored), ("removed", burst.removed)]
 
-    def apply(changes: Iterable[BlockChange]) -> None:
-        for change in changes:
+    def write(change: Change) -> bytes:
+        message = ResidencyChanged(changes=(change,))
+        return encode(sequencer.wrap(message, Key(engine=ENGINE), 1.0))
+
+    def read(frame: bytes) -> None:
+        message = open_body(decode(frame))
+        assert isinstance(message, ResidencyChanged)
+        for change in message.changes:
             directory.apply(change)
 
-    def write(changes: Sequence[Change]) -> list[bytes]:
-        messages = (ResidencyChanged(changes=(change,)) for change in changes)
-        return [encode(sequencer.wrap(m, Key(engine=ENGINE), 1.0)) for m in messages]
+    def write_json(change: Change) -> bytes:
+        if isinstance(change, BlocksStored):
+            return radix_stored(1, change.parent, change.prefix_hashes)
+        return radix_removed(1, change.prefix_hashes)
 
-    def read(frames: Sequence[bytes]) -> None:
-        for frame in frames:
-            message = open_body(decode(frame))
-            assert isinstance(message, ResidencyChanged)
-            apply(message.changes)
-
-    def write_json(changes: Sequence[Change]) -> list[bytes]:
-        return [
-            radix_stored(1, change.parent, change.prefix_hashes)
-            if isinstance(change, BlocksStored)
-            else radix_removed(1, change.prefix_hashes)
-            for change in changes
-        ]
-
-    def read_json(events: Sequence[bytes]) -> None:
+    def read_json(event: bytes) -> None:
         assert tree is not None
-        for event in events:
-            tree.apply_event(0, event)
+        tree.apply_event(0, event)
 
-    def take(what: str, who: str, took: float) -> None:
-        times[what].setdefault(who, []).append(took / len(burst.stored))
+    def take(who: str, function: Callable[[Any], object], prepare: Callable[[Change], Any]) -> None:
+        for what, changes in burst.both:
+            given = [prepare(change) for change in changes]
+            times[what].setdefault(who, []).extend(seconds(function, one) for one in given)
 
-    for what, changes in both:
-        take(what, "HEAR, message at hand", seconds(apply, changes))
-    for what, changes in both:
-        take(what, "HEAR, from its bytes", seconds(read, write(changes)))
-    for what, changes in both:
-        took = seconds(lambda given: read(write(given)), changes)
-        take(what, "HEAR, encoded and decoded", took)
-    if tree is None:
-        return
-    for what, changes in both:
-        take(what, "RadixTree, from its bytes", seconds(read_json, write_json(changes)))
-    for what, changes in both:
-        took = seconds(lambda given: read_json(write_json(given)), changes)
-        take(what, "RadixTree, encoded and decoded", took)
+    take("HEAR, message at hand", directory.apply, lambda change: change)
+    take("HEAR, from its bytes", read, write)
+    take("HEAR, encoded and decoded", lambda change: read(write(change)), lambda change: change)
+    if tree is not None:
+        take("RadixTree, from its bytes", read_json, write_json)
+        take(
+            "RadixTree, encoded and decoded",
+            lambda change: read_json(write_json(change)),
+            lambda change: change,
+        )
 
 
 def _apply_watched(
@@ -138,9 +132,9 @@ def _apply_watched(
         (f"HEAR, {len(waiting):,} wait, none concerned", _burst(indexes, length, count)),
         (f"HEAR, {len(waiting):,} wait, each event concerns one", concerning),
     ):
-        for what, changes in (("stored", burst.stored), ("removed", burst.removed)):
-            took = seconds(lambda given: [*map(directory.apply, given)], changes)
-            times[what].setdefault(who, []).append(took / len(changes))
+        for what, changes in burst.both:
+            taken = [seconds(directory.apply, change) for change in changes]
+            times[what].setdefault(who, []).extend(taken)
     if directory.take_changed():
         raise AssertionError("all that was stored was removed again, so nothing changed")
     for one in waiting:

@@ -28,16 +28,17 @@ class Indexes:
 
 
 def build(sizes: Sizes, report: Report) -> Indexes:
-    """Fill both indexes from chains of a prompt each; reports their memory and how fast it went."""
+    """Fill both indexes with prompts, piece by piece; reports their memory and how fast it went."""
     draw = random.Random(1)
     count = max(sizes.directory_blocks // sizes.prompt_blocks, 2)
     chains = [draw.randbytes(8 * sizes.prompt_blocks) for _ in range(count)]
     num_blocks = count * sizes.prompt_blocks
-    section = f"filling an index with {num_blocks:,} blocks, in chains of {sizes.prompt_blocks:,}"
+    length = min(sizes.fill_blocks, sizes.prompt_blocks)
+    section = f"filling an index with {num_blocks:,} blocks, in events of {length} blocks"
     directory, tree = ResidencyDirectory(), make_radix_tree()
 
     def note(who: str, before: int | None, times: list[float]) -> None:
-        rates = (sizes.prompt_blocks / took for took in times)
+        rates = (length / took for took in times)
         report.add(section, "apply, while it grows", who, "blocks/s", rates)
         after = resident_bytes()
         if before is not None and after is not None:
@@ -46,16 +47,28 @@ def build(sizes: Sizes, report: Report) -> Indexes:
 
     with no_gc():
         before = resident_bytes()
-        changes = (BlocksStored(tier="gpu", prefix_hashes=chain) for chain in chains)
+        changes = (
+            BlocksStored(tier="gpu", parent=parent, prefix_hashes=piece)
+            for parent, piece in _pieces(chains, length)
+        )
         note("HEAR", before, [seconds(directory.apply, change) for change in changes])
         if tree is None:
             report.notes.append("RadixTree was left out: the extra 'bench' is not installed.")
         else:
             radix_stored(0, None, chains[0])  # so that the memory of the encoder is not counted
             before = resident_bytes()
-            events = (radix_stored(number, None, chain) for number, chain in enumerate(chains))
+            events = (radix_stored(1, parent, piece) for parent, piece in _pieces(chains, length))
             note("RadixTree", before, [seconds(tree.apply_event, 0, event) for event in events])
     return Indexes(chains, directory, tree, draw)
+
+
+def _pieces(chains: list[bytes], length: int) -> Iterator[tuple[int | None, bytes]]:
+    for chain in chains:
+        parent = None
+        for start in range(0, len(chain), 8 * length):
+            piece = chain[start : start + 8 * length]
+            yield parent, piece
+            parent = unpack(piece)[-1]
 
 
 def matching(indexes: Indexes, sizes: Sizes, report: Report) -> None:

@@ -15,6 +15,7 @@ from hear.blocks import unpack
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
+from hear.engines.testing_audit import check_applied, check_operation
 from hear.engines.testing_setup import (
     EngineFactory,
     EngineUnderTest,
@@ -33,7 +34,7 @@ from hear.messages import (
     RequestOutcome,
     WaitingRequest,
 )
-from hear.operation import TERMINAL, TRANSITIONS, Phase
+from hear.operation import TERMINAL
 from hear.seams import (
     Bus,
     InferenceRequest,
@@ -355,41 +356,17 @@ class Bench:
         require(size >= 12, f"the engine on the bench has 12 blocks or more, not {size}")
         return size // 4 - 1
 
-    # -- at the end of each rule --------------------------------------------------------------
-
     async def audit(self) -> None:
-        """What holds whatever was done: each operation has ended, once, by legal steps."""
+        """Stop, and check what holds whatever was done."""
         await self.stop_worker()
         if self._probe_failures:
             raise self._probe_failures[0]
-        for operation in self.sent:
-            self.audit_operation(operation, self._name(operation), must_end=True)
+        for operation, envelope in self.sent.items():
+            check_operation(f"{envelope.kind} {operation}", self.heard.get(operation, ()))
+        check_applied(self.backend.applied)
         for request, outcomes in self.requests.items():
             ends = [o for o in outcomes if o.status != "accepted"]
             require(len(ends) <= 1, f"request {request} ends once, not as {ends}")
-
-    def audit_operation(self, operation: str, name: str, *, must_end: bool) -> None:
-        """Check the steps of an operation, and that it was handed to the backend once at most."""
-        phase: Phase = "submitted"
-        first: OperationOutcome | None = None
-        for outcome in self.heard.get(operation, ()):
-            if first is not None:
-                require(outcome == first, f"{name}: after {first} nothing else, not {outcome}")
-                continue
-            if phase == outcome.status == "accepted":
-                continue  # it was sent again
-            if phase == "submitted" and outcome.status in ("completed", "failed"):
-                phase = "accepted"  # a terminal outcome implies it
-            require(
-                outcome.status in TRANSITIONS[phase],
-                f"{name}: one of {sorted(TRANSITIONS[phase])} after {phase}, not {outcome}",
-            )
-            phase = TRANSITIONS[phase][outcome.status]
-            if phase in TERMINAL:
-                first = outcome
-        require(first is not None or not must_end, f"{name} has an end; it is {phase}")
-        times = self.backend.applied[operation]
-        require(times <= 1, f"{name} is handed to the backend once, not {times} times")
 
 
 BusFactory = Callable[[], AbstractAsyncContextManager[Bus]]

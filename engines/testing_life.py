@@ -222,3 +222,28 @@ async def bus_is_lost(factory: EngineFactory) -> None:
         was = b.engine.output_of(first, before)
         now = b.engine.output_of(after.request, after.ended)
         require(was == now, f"the output is {was}, not {now}")
+
+
+@rule("HEAR-REQUEST-1", "Each request is accepted, and ends once, as its client is told", LIFE)
+async def each_request_ends_once(factory: EngineFactory) -> None:
+    async with bench(factory) as b:
+        calls = [await b.launch(b.request(id, context=id, output_tokens=3)) for id in "abc"]
+        long = b.request("long", context="d", output_tokens=b.engine.long_output_tokens)
+        gone = await b.launch(long)
+        for call in calls:
+            await b.result(call)
+        gone.leave()
+        expected = {"a": "completed", "b": "completed", "c": "completed", "long": "failed"}
+        await b.until(
+            lambda: all(len(b.requests.get(id, ())) > 1 for id in expected), "all ends are told"
+        )
+        await b.quiet()
+        for id, end in expected.items():
+            said = [outcome.status for outcome in b.requests[id]]
+            require(said == ["accepted", end], f"{id} is accepted, and then {end}, not {said}")
+        for call in calls:
+            seen, told = call.ended.outcome, b.requests[call.request.id][-1]
+            require(
+                (seen.status, seen.output_tokens) == (told.status, told.output_tokens),
+                f"its client is told {seen}, and the bus {told}",
+            )

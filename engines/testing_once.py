@@ -34,7 +34,9 @@ rule = RuleBook()
 # -- what cannot be read --------------------------------------------------------------------------
 
 
-def _envelope(b: Bench, kind: str, body: bytes, **key: str) -> Envelope:
+def _envelope(
+    b: Bench, kind: str, body: bytes, *, request: str | None = None, context: str | None = None
+) -> Envelope:
     now = trio.current_time()
     operation = b.sequencer("odd").next_id()
     made = Envelope(
@@ -45,7 +47,7 @@ def _envelope(b: Bench, kind: str, body: bytes, **key: str) -> Envelope:
         time_s=now,
         category="control",
         kind=kind,
-        key=Key(engine=b.name, operation=operation, **key),
+        key=Key(request=request, context=context, engine=b.name, operation=operation),
         body=msgspec.Raw(body),
     )
     b.sent[operation] = made
@@ -80,8 +82,9 @@ async def unreadable(factory: EngineFactory) -> None:
         }
         for what, bodies in odd.items():
             for kind, body in bodies.items():
-                key = {"request": "r", "context": "c"} if what == "body" else {}
-                operation = _envelope(b, kind, body, **key).key.operation or ""
+                request, context = ("r", "c") if what == "body" else (None, None)
+                sent = _envelope(b, kind, body, request=request, context=context)
+                operation = sent.key.operation or ""
                 expected = "rejected" if b.claims(kind) else "unsupported"
                 if not b.claims(kind) and what == "body":
                     expected = ""  # whether it is read before it is turned down is its own affair

@@ -17,6 +17,7 @@ import trio
 
 from hear.codec import KINDS, open_body
 from hear.delivery import Outbox, Sequencer
+from hear.engines.testing_audit import check_applied, check_operation
 from hear.engines.testing_bench import Bench, Call, bench, memory_bus
 from hear.engines.testing_setup import EngineFactory, require
 from hear.messages import Cancel, Control, Envelope, Key, OperationOutcome, Withdraw
@@ -281,7 +282,8 @@ def _take_stock(b: Bench, senders: list[_Sender], calls: list[Call]) -> Aftermat
         kind = heard[0].control
         known = kind in KINDS or kind == ""
         require(known, f"the outcome of {operation_id} names its control, not {kind!r}")
-        b.audit_operation(operation_id, f"{kind} {operation_id}", must_end=True)
+        check_operation(f"{kind} {operation_id}", heard)
+    check_applied(b.backend.applied)
     requests: Counter[str] = Counter()
     for call in calls:
         id = call.request.id

@@ -1,5 +1,6 @@
 """Rules on what words bind: intent asks for nothing, a preference yields, outputs stay the same."""
 
+import msgspec
 import trio
 
 from hear.blocks import pack
@@ -230,7 +231,7 @@ async def fallback_is_named(factory: EngineFactory) -> None:
             await b.launch(b.request("r", context="r"))
             for kind, control in _IMPOSSIBLE.items():
                 fallback = ("no-such-fallback-either", listed[kind])
-                made = type(control)(**_fields(control) | {"fallback": fallback})
+                made = msgspec.structs.replace(control, fallback=fallback)
                 operation = await _ask(b, made)
                 if not b.claims(kind):
                     await b.end_of(operation, "unsupported")
@@ -240,10 +241,6 @@ async def fallback_is_named(factory: EngineFactory) -> None:
                     outcome.fallback == listed[kind],
                     f"{kind}: the outcome names {listed[kind]}, not {outcome.fallback}",
                 )
-
-
-def _fields(control: Control) -> dict[str, object]:
-    return {name: getattr(control, name) for name in control.__struct_fields__}
 
 
 # -- semantics are untouched ----------------------------------------------------------------------

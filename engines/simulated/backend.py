@@ -11,11 +11,14 @@ from math import inf
 import trio
 
 from hear.blocks import pack
-from hear.engines.simulated.controls import MODES, Controls, ServedContext
+from hear.engines.simulated.controls import Controls, ServedContext
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.leases import LeaseBook
 from hear.engines.simulated.profile import EngineProfile, load_profile
 from hear.engines.simulated.reporting import (
+    MODES,
+    capabilities_of,
+    costs_of,
     key_of,
     outcome_of,
     pressure_of,
@@ -34,12 +37,10 @@ from hear.messages import (
     PressureReported,
     QueueSnapshot,
     RequestOutcome,
-    Tier,
 )
 from hear.operation import Operation
 from hear.seams import InferenceRequest, InferenceResult, Report, Verdict
 
-HASH_SCHEME = "hear-blake2b-64"
 MAX_CONTEXTS = 100_000
 
 
@@ -108,8 +109,8 @@ class SimulatedEngine:
                 outcome = RequestOutcome(
                     status="rejected", reason=reason, prompt_tokens=request.prompt_tokens
                 )
-                if self._report is not None:
-                    self._report(Report(requests=[(key_of(request), outcome)]))
+                self._outcomes.append((key_of(request), outcome))
+                self._wake.set()
                 await trio.lowlevel.checkpoint()
                 return InferenceResult(outcome, sent_s, sent_s, sent_s, sent_s)
             sim = self._enqueue(request)
@@ -182,37 +183,13 @@ class SimulatedEngine:
 
     def capabilities(self) -> CapabilitiesReported:
         """What this engine can do."""
-        limits = self.profile.scheduler
-        tiers = [Tier(name=GPU, num_blocks=self.cache.num_gpu_blocks)]
-        if self.cache.num_cpu_blocks:
-            tiers.append(Tier(name=CPU, num_blocks=self.cache.num_cpu_blocks))
-        return CapabilitiesReported(
-            controls=self._controls.supported(),
-            modes=MODES,
-            tiers=tuple(tiers),
-            block_size=self.block_size,
-            hash_scheme=HASH_SCHEME,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-            max_lease_s=limits.max_lease_s,
-            retention_decay_s=limits.retention_decay_s,
-            model=self.profile.model.name,
+        return capabilities_of(
+            self.profile, self.cache, self.block_size, self._controls.supported()
         )
 
     def costs(self) -> CostsReported:
         """What work costs on it, by the roofline."""
-        return CostsReported(
-            basis="estimated",
-            prefill_tokens_per_s=self.roofline.prefill_tokens_per_s(
-                self.profile.scheduler.max_num_batched_tokens
-            ),
-            decode_step_s=self.roofline.decode_step_s(
-                self.profile.scheduler.max_num_batched_tokens
-            ),
-            kv_bytes_per_token=self.profile.model.kv_bytes_per_token,
-            load_bytes_per_s=self.profile.tiers.transfer_bytes_per_s,
-        )
+        return costs_of(self.profile, self.roofline)
 
     def pressure(self) -> PressureReported:
         """How full it is now."""

@@ -12,6 +12,7 @@ from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.leases import Lease, LeaseBook
 from hear.engines.simulated.placement import Placement
 from hear.engines.simulated.profile import Scheduler as Limits
+from hear.engines.simulated.reporting import MODES
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler
 from hear.errors import RemoteProtocolError
@@ -32,7 +33,6 @@ from hear.messages import (
 from hear.operation import Operation
 from hear.seams import InferenceRequest, OperationEnded, Verdict
 
-MODES = ("dense",)
 DONE = Verdict("completed")
 
 

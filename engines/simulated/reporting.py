@@ -1,16 +1,65 @@
-"""What the simulated engine says of itself: requests, queue and pressure as messages.
+"""What the simulated engine says of itself: what it can do, requests, queue and pressure.
 
-Reads the scheduler and the cache and changes nothing. The engine's own prefills (Prepare) are
-nobody's requests: they count in the totals and are not listed.
+Reads the profile, the scheduler and the cache and changes nothing. The engine's own prefills
+(Prepare) are nobody's requests: they count in the totals and are not listed.
 """
 
 from collections.abc import Iterable
 
-from hear.engines.simulated.kv_cache import KvCache
+from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
+from hear.engines.simulated.profile import EngineProfile
 from hear.engines.simulated.request import SimRequest
+from hear.engines.simulated.roofline import Roofline
 from hear.engines.simulated.scheduler import Scheduler
-from hear.messages import Key, PressureReported, QueueChanged, QueueSnapshot, RequestOutcome
+from hear.messages import (
+    CapabilitiesReported,
+    CostsReported,
+    Key,
+    PressureReported,
+    QueueChanged,
+    QueueSnapshot,
+    RequestOutcome,
+    Tier,
+)
 from hear.seams import InferenceRequest
+
+MODES = ("dense",)
+HASH_SCHEME = "hear-blake2b-64"
+
+
+def capabilities_of(
+    profile: EngineProfile, cache: KvCache, block_size: int, controls: tuple[str, ...]
+) -> CapabilitiesReported:
+    """What an engine of a profile can do."""
+    limits = profile.scheduler
+    tiers = [Tier(name=GPU, num_blocks=cache.num_gpu_blocks)]
+    if cache.num_cpu_blocks:
+        tiers.append(Tier(name=CPU, num_blocks=cache.num_cpu_blocks))
+    return CapabilitiesReported(
+        controls=controls,
+        modes=MODES,
+        tiers=tuple(tiers),
+        block_size=block_size,
+        hash_scheme=HASH_SCHEME,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        max_lease_s=limits.max_lease_s,
+        retention_decay_s=limits.retention_decay_s,
+        model=profile.model.name,
+    )
+
+
+def costs_of(profile: EngineProfile, roofline: Roofline) -> CostsReported:
+    """What work costs on it, by the roofline."""
+    chunk = profile.scheduler.max_num_batched_tokens
+    return CostsReported(
+        basis="estimated",
+        prefill_tokens_per_s=roofline.prefill_tokens_per_s(chunk),
+        decode_step_s=roofline.decode_step_s(chunk),
+        kv_bytes_per_token=profile.model.kv_bytes_per_token,
+        load_bytes_per_s=profile.tiers.transfer_bytes_per_s,
+    )
 
 
 def key_of(request: InferenceRequest | SimRequest) -> Key:

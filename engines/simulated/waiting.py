@@ -10,7 +10,6 @@ from heapq import heapify, heappop, heappush
 
 from hear.engines.simulated.request import SimRequest
 
-
 _SPARE = 1024
 
 

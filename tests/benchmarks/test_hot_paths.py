@@ -11,6 +11,7 @@ from benchmarks.measuring import Figure, Report, Sizes, table_of
 TINY = Sizes(
     prompt_blocks=128,
     directory_blocks=512,
+    fill_blocks=50,
     match_repeats=2,
     sweep_bytes=1024,
     waiting=6,

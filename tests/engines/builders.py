@@ -94,7 +94,7 @@ def sim_request(id: str, seq: int, *, arrival_s: float = 0.0, **fields: int) -> 
     return made
 
 
-def _made(id: str, *, context: str, num_blocks: int, output_tokens: int) -> InferenceRequest:
+def make_request(id: str, *, context: str, num_blocks: int, output_tokens: int) -> InferenceRequest:
     return request(id, context=context, num_blocks=num_blocks, output_tokens=output_tokens)
 
 
@@ -109,7 +109,7 @@ async def _under_test(made: EngineProfile) -> AsyncIterator[EngineUnderTest]:
         name="e0",
         backend=engine,
         client=engine,
-        make_request=_made,
+        make_request=make_request,
         long_output_tokens=300,
         output_of=_output,
         quiet_s=0.1,

@@ -1,16 +1,119 @@
 """The simulated engine, in several set-ups, against the rules that every engine has to keep."""
 
-import pytest
-import trio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
-from hear.engines.testing import RULES, check_rule
-from tests.engines.builders import SETUPS
+import pytest
+import structlog
+from trio.testing import MockClock
+
+from hear.engines.simulated.backend import SimulatedEngine
+from hear.engines.testing import RULES, EngineFactory, EngineUnderTest, check_rule
+from hear.messages import BlocksStored, CapabilitiesReported, QueueSnapshot
+from hear.operation import Operation
+from hear.seams import Report, Verdict
+from tests.engines.builders import BLOCK, SETUPS, make_request, profile
+from tests.engines.saboteurs import SABOTEURS
 
 
 @pytest.mark.parametrize("id", RULES)
 @pytest.mark.parametrize("setup", SETUPS)
-async def test_simulated_engine_keeps_the_rule(
-    setup: str, id: str, autojump_clock: trio.testing.MockClock
+async def test_the_simulated_engine_keeps_the_rule(
+    setup: str, id: str, autojump_clock: MockClock
 ) -> None:
-    verdict = await check_rule(id, SETUPS[setup])
-    assert verdict == "kept" or (setup == "fcfs" and "prioritise" in RULES[id].needs)
+    with structlog.testing.capture_logs():
+        verdict = await check_rule(id, SETUPS[setup])
+    in_order = setup == "fcfs" and "prioritise" in RULES[id].needs
+    assert verdict == ("unsupported" if in_order else "kept")
+
+
+# -- an engine that can do next to nothing --------------------------------------------------------
+
+
+class Attached(SimulatedEngine):
+    """An engine that is served from outside: it takes no controls, and shows nothing of itself."""
+
+    def capabilities(self) -> CapabilitiesReported:
+        return CapabilitiesReported(block_size=self.block_size, model="tiny")
+
+    def queue(self) -> QueueSnapshot:
+        return QueueSnapshot()
+
+    def residency(self) -> Iterable[BlocksStored]:
+        return ()
+
+    async def run(self, report: Callable[[Report], None]) -> None:
+        await super().run(lambda made: report(replace(made, blocks=[], queue=None)))
+
+    def apply(self, operation: Operation) -> Verdict:
+        raise AssertionError("a control that was not claimed came through")
+
+
+@asynccontextmanager
+async def attached() -> AsyncIterator[EngineUnderTest]:
+    engine = Attached(profile(gpu=32, seqs=1), block_size=BLOCK, name="e0")
+    yield EngineUnderTest(
+        name="e0",
+        backend=engine,
+        client=engine,
+        make_request=make_request,
+        long_output_tokens=300,
+        quiet_s=0.1,
+        shows=frozenset(),
+    )
+
+
+@pytest.mark.parametrize("id", RULES)
+async def test_an_engine_without_controls_can_be_put_through_all_rules(
+    id: str, autojump_clock: MockClock
+) -> None:
+    rule = RULES[id]
+    verdict = await check_rule(id, attached)
+    if rule.needs:
+        assert verdict == "unsupported"
+    else:
+        assert verdict == ("cannot be checked" if rule.crashes or rule.looks_at else "kept")
+
+
+async def test_what_cannot_crash_is_not_said_to_survive_it(autojump_clock: MockClock) -> None:
+    @asynccontextmanager
+    async def sturdy() -> AsyncIterator[EngineUnderTest]:
+        async with SETUPS["inclusive"]() as engine:
+            yield replace(engine, crash=None)
+
+    assert await check_rule("HEAR-LIFE-8", sturdy) == "cannot be checked"
+    assert await check_rule("HEAR-LIFE-7", sturdy) == "kept"
+
+
+# -- engines that break the rules -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("saboteur", "id"), [(name, id) for name, (_, ids) in SABOTEURS.items() for id in ids]
+)
+async def test_a_broken_engine_is_found_out(
+    saboteur: str, id: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    factory: EngineFactory = SETUPS["inclusive"]
+    SABOTEURS[saboteur][0](monkeypatch)
+    with structlog.testing.capture_logs(), pytest.raises(Exception) as caught:  # noqa: PT011
+        await check_rule(id, factory)
+    if isinstance(caught.value, AssertionError):  # and not that the worker died of it
+        assert str(caught.value).startswith(f"{id} ({RULES[id].title}): ")
+
+
+def test_there_is_a_saboteur_for_every_rule() -> None:
+    found_out = {id for _, ids in SABOTEURS.values() for id in ids}
+    assert found_out == set(RULES)
+
+
+def test_ids_say_what_they_are_about_and_count_from_one() -> None:
+    numbers: dict[str, list[int]] = {}
+    for id, rule in RULES.items():
+        prefix, topic, number = id.split("-")
+        assert prefix == "HEAR"
+        assert rule.title[0].isupper()
+        assert rule.source
+        numbers.setdefault(topic, []).append(int(number))
+    assert all(found == list(range(1, len(found) + 1)) for found in numbers.values())

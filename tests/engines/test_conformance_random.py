@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import structlog
 import trio
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from hear.blocks import pack
@@ -75,7 +75,7 @@ SENT = st.one_of(
         at_s=TIMES,
         sender=st.integers(0, 2),
         control=st.one_of(ABOUT_REQUESTS),
-        request=st.integers(0, 12),
+        request=st.integers(0, 5),
     ),
     st.builds(
         Sent,
@@ -125,6 +125,7 @@ ENGINES: dict[str, EngineFactory] = {
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=settings().max_examples // 2)
 @given(storm=STORMS)
 def test_every_operation_and_request_ends_once_in_a_storm(engine: str, storm: Storm) -> None:
     async def main() -> Counter[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 import trio.lowlevel
+from trio.testing import MockClock
 
 from hear.blocks import pack
 from hear.engines.simulated.backend import SimulatedEngine
@@ -30,8 +31,6 @@ from hear.operation import Operation
 from hear.seams import InferenceResult, Report, Verdict
 from tests.engines.builders import BLOCK, hashes_of, profile, request
 from tests.engines.integrity import check_engine
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 @dataclass
@@ -66,10 +65,11 @@ class Running:
         check_engine(self.engine)
         return verdict
 
-    def start(self, id: str, **settings: int) -> None:
-        @self.nursery.start_soon
-        async def client() -> None:
-            self.results[id] = await self.engine.generate(request(id, context=id, **settings))
+    async def start(self, id: str, **settings: int) -> None:
+        """Send a request, and go on when the engine has it."""
+        self.nursery.start_soon(lambda: self.serve(id, **settings))
+        while id not in self.engine._requests:
+            await trio.lowlevel.checkpoint()
 
     async def serve(self, id: str, **settings: int) -> None:
         self.results[id] = await self.engine.generate(request(id, context=id, **settings))
@@ -100,26 +100,30 @@ ABOUT_WAITING: tuple[Control, ...] = (
 
 
 @pytest.mark.parametrize("control", ABOUT_WAITING, ids=lambda c: type(c).__name__)
-async def test_what_is_about_waiting_is_rejected_for_one_that_runs(control: Control) -> None:
+async def test_what_is_about_waiting_is_rejected_for_one_that_runs(
+    control: Control, autojump_clock: MockClock
+) -> None:
     async with running(TWO_TIERS) as run:
-        run.start("r", output_tokens=50)
+        await run.start("r", output_tokens=50)
         await trio.sleep(0.1)
         verdict = run.apply(control)
         assert (verdict.status, verdict.reason) == ("rejected", "already_running")
 
 
 @pytest.mark.parametrize("control", [*ABOUT_WAITING, Admit()], ids=lambda c: type(c).__name__)
-async def test_what_is_about_no_request_fails(control: Control) -> None:
+async def test_what_is_about_no_request_fails(control: Control, autojump_clock: MockClock) -> None:
     async with running(TWO_TIERS) as run:
         verdict = run.apply(control, "nobody")
         assert (verdict.status, verdict.reason) == ("failed", "request_gone")
 
 
-async def test_a_guard_that_was_reverted_is_not_reported_when_its_request_starts() -> None:
+async def test_a_guard_that_was_reverted_is_not_reported_when_its_request_starts(
+    autojump_clock: MockClock,
+) -> None:
     async with running(TWO_TIERS) as run:
-        run.start("busy", output_tokens=10)
+        await run.start("busy", output_tokens=10)
         await trio.sleep(0.01)
-        run.start("r")
+        await run.start("r")
         await trio.lowlevel.checkpoint()
         guard = run.operation(BoundWait(max_wait_s=0.0), "r")
         assert run.engine.apply(guard).status == "accepted"
@@ -129,24 +133,28 @@ async def test_a_guard_that_was_reverted_is_not_reported_when_its_request_starts
         assert not run.ended
 
 
-async def test_a_hold_on_one_that_has_waited_out_its_bound_is_outranked() -> None:
+async def test_a_hold_on_one_that_has_waited_out_its_bound_is_outranked(
+    autojump_clock: MockClock,
+) -> None:
     async with running(TWO_TIERS) as run:
-        run.start("busy", output_tokens=100)
+        await run.start("busy", output_tokens=100)
         await trio.sleep(0.01)
-        run.start("r")
+        await run.start("r")
         await trio.lowlevel.checkpoint()
         run.apply(BoundWait(max_wait_s=0.0, force="requirement"))
         await trio.sleep(0.1)
         for force in ("preference", "requirement"):
-            verdict = run.apply(Hold(force=force))  # type: ignore[arg-type]
+            verdict = run.apply(Hold(force=force))
             assert (verdict.status, verdict.reason) == ("rejected", "outranked")
 
 
-async def test_a_required_hold_prevails_over_a_preferred_bound_even_when_that_has_passed() -> None:
+async def test_a_required_hold_prevails_over_a_preferred_bound_even_when_that_has_passed(
+    autojump_clock: MockClock,
+) -> None:
     async with running(TWO_TIERS) as run:
-        run.start("busy", output_tokens=10)
+        await run.start("busy", output_tokens=10)
         await trio.sleep(0.01)
-        run.start("r")
+        await run.start("r")
         await trio.lowlevel.checkpoint()
         run.apply(BoundWait(max_wait_s=0.0))
         await trio.sleep(0.03)
@@ -157,11 +165,13 @@ async def test_a_required_hold_prevails_over_a_preferred_bound_even_when_that_ha
         assert run.results["r"].started_s == pytest.approx(held_from + 5.0, abs=0.1)
 
 
-async def test_a_bound_ends_a_hold_on_an_engine_that_has_nothing_else_to_do() -> None:
+async def test_a_bound_ends_a_hold_on_an_engine_that_has_nothing_else_to_do(
+    autojump_clock: MockClock,
+) -> None:
     async with running(TWO_TIERS) as run:
-        run.start("busy", output_tokens=5)
+        await run.start("busy", output_tokens=5)
         await trio.sleep(0.01)
-        run.start("r")
+        await run.start("r")
         await trio.lowlevel.checkpoint()
         run.apply(Hold(hold_s=1000.0))
         run.apply(BoundWait(max_wait_s=3.0, force="requirement"))
@@ -173,13 +183,15 @@ async def test_a_bound_ends_a_hold_on_an_engine_that_has_nothing_else_to_do() ->
 # -- retention ------------------------------------------------------------------------------------
 
 
-async def test_retain_and_release_know_only_contexts_that_were_served() -> None:
+async def test_retain_and_release_know_only_contexts_that_were_served(
+    autojump_clock: MockClock,
+) -> None:
     async with running(TWO_TIERS) as run:
         for control in (Retain(lease_s=1.0), Release(), Prepare(), Place(tier="cpu")):
             assert run.apply(control, "nobody").reason == "unknown_context"
 
 
-async def test_a_lease_can_name_its_blocks_itself() -> None:
+async def test_a_lease_can_name_its_blocks_itself(autojump_clock: MockClock) -> None:
     async with running(profile(gpu=12, seqs=1)) as run:
         await run.serve("a", num_blocks=4)
         named = pack(hashes_of("a", 2))
@@ -191,7 +203,9 @@ async def test_a_lease_can_name_its_blocks_itself() -> None:
 
 @pytest.mark.parametrize("hashes", [b"odd", pack([7, 7])], ids=["length", "twice"])
 @pytest.mark.parametrize("kind", ["retain", "prepare", "place"])
-async def test_block_hashes_that_make_no_sense_are_malformed(kind: str, hashes: bytes) -> None:
+async def test_block_hashes_that_make_no_sense_are_malformed(
+    kind: str, hashes: bytes, autojump_clock: MockClock
+) -> None:
     controls = {
         "retain": Retain(lease_s=1.0, prefix_hashes=hashes),
         "prepare": Prepare(prefix_hashes=hashes),
@@ -202,7 +216,7 @@ async def test_block_hashes_that_make_no_sense_are_malformed(kind: str, hashes: 
         assert (verdict.status, verdict.reason) == ("rejected", "malformed")
 
 
-async def test_a_lease_follows_its_context_from_turn_to_turn() -> None:
+async def test_a_lease_follows_its_context_from_turn_to_turn(autojump_clock: MockClock) -> None:
     async with running(profile(gpu=12, seqs=1)) as run:
         await run.serve("a", num_blocks=2)
         run.apply(Retain(lease_s=1000.0), "a")
@@ -212,7 +226,9 @@ async def test_a_lease_follows_its_context_from_turn_to_turn() -> None:
         assert run.engine.cache.match(hashes_of("a", 5), 5) == (5, 0)
 
 
-async def test_a_client_that_leaves_does_not_take_the_lease_of_its_context_along() -> None:
+async def test_a_client_that_leaves_does_not_take_the_lease_of_its_context_along(
+    autojump_clock: MockClock,
+) -> None:
     async with running(profile(gpu=12, seqs=1)) as run:
         await run.serve("a", num_blocks=4)
         run.apply(Retain(lease_s=1000.0), "a")
@@ -223,7 +239,9 @@ async def test_a_client_that_leaves_does_not_take_the_lease_of_its_context_along
         assert run.engine.cache.match(hashes_of("a", 4), 4) == (4, 0)
 
 
-async def test_what_was_released_goes_first_and_its_end_before_its_start() -> None:
+async def test_what_was_released_goes_first_and_its_end_before_its_start(
+    autojump_clock: MockClock,
+) -> None:
     async with running(profile(gpu=12, seqs=1)) as run:
         await run.serve("older", num_blocks=3)
         await run.serve("newer", num_blocks=4)
@@ -233,7 +251,9 @@ async def test_what_was_released_goes_first_and_its_end_before_its_start() -> No
         assert run.engine.cache.match(hashes_of("older", 3), 3) == (3, 0)
 
 
-async def test_retaining_again_renews_even_if_nobody_ended_the_first_lease() -> None:
+async def test_retaining_again_renews_even_if_nobody_ended_the_first_lease(
+    autojump_clock: MockClock,
+) -> None:
     async with running(TWO_TIERS) as run:
         await run.serve("a", num_blocks=2)
         run.apply(Retain(lease_s=100.0), "a")
@@ -256,7 +276,9 @@ async def put_on_cpu(run: Running, context: str, num_blocks: int) -> None:
 
 
 @pytest.mark.parametrize("tier", ["inclusive", "exclusive"])
-async def test_place_and_prepare_bring_blocks_down_and_up_again(tier: str) -> None:
+async def test_place_and_prepare_bring_blocks_down_and_up_again(
+    tier: str, autojump_clock: MockClock
+) -> None:
     async with running(profile(gpu=12, cpu=24, seqs=1, tier=tier)) as run:  # type: ignore[arg-type]
         await put_on_cpu(run, "a", 4)
         assert run.apply(Prepare(), "a").status == "accepted"
@@ -265,30 +287,30 @@ async def test_place_and_prepare_bring_blocks_down_and_up_again(tier: str) -> No
         assert run.engine.cache.on_cpu(hashes_of("a", 1)[0]) is (tier == "inclusive")
 
 
-async def test_blocks_in_use_are_not_taken_from_the_gpu() -> None:
+async def test_blocks_in_use_are_not_taken_from_the_gpu(autojump_clock: MockClock) -> None:
     async with running(TWO_TIERS) as run:
-        run.start("a", num_blocks=2, output_tokens=50)
+        await run.start("a", num_blocks=2, output_tokens=50)
         await trio.sleep(0.05)
         verdict = run.apply(Place(tier="cpu"), "a")
         assert (verdict.status, verdict.reason) == ("rejected", "in_use")
 
 
-async def test_a_place_that_is_overtaken_by_a_request_fails_and_does_not_say_completed() -> None:
-    slow = profile(gpu=12, cpu=24, seqs=1, transfer_bytes_per_s=1e4)
+async def test_a_place_that_is_overtaken_by_a_request_fails_and_does_not_say_completed(
+    autojump_clock: MockClock,
+) -> None:
+    slow = profile(gpu=64, cpu=64, seqs=1, transfer_bytes_per_s=1e4)
     async with running(slow) as run:
         await run.serve("a", num_blocks=2)
         assert run.apply(Place(tier="cpu"), "a").status == "accepted"
-        run.start("a2", num_blocks=0)
-        await run.engine.generate(request("b", context="a", num_blocks=2, output_tokens=1))
-        run.nursery.start_soon(
-            run.engine.generate, request("c", context="a", num_blocks=2, output_tokens=150)
-        )
+        await run.start("a", num_blocks=2, output_tokens=900)
         outcome = await run.wait_for("op1")
         assert (outcome.status, outcome.reason) == ("failed", "in_use")
         assert run.engine.cache.on_gpu(hashes_of("a", 1)[0])
 
 
-async def test_a_move_down_that_is_overtaken_by_a_new_computation_fails() -> None:
+async def test_a_move_down_that_is_overtaken_by_a_new_computation_fails(
+    autojump_clock: MockClock,
+) -> None:
     slow = profile(gpu=12, cpu=24, seqs=1, tier="exclusive", transfer_bytes_per_s=1e4)
     async with running(slow) as run:
         await run.serve("a", num_blocks=2)
@@ -298,7 +320,7 @@ async def test_a_move_down_that_is_overtaken_by_a_new_computation_fails() -> Non
         assert (outcome.status, outcome.reason) == ("failed", "not_resident")
 
 
-async def test_preparing_what_is_nowhere_needs_leave_to_compute() -> None:
+async def test_preparing_what_is_nowhere_needs_leave_to_compute(autojump_clock: MockClock) -> None:
     async with running(TWO_TIERS) as run:
         named = pack(hashes_of("new", 3))
         verdict = run.apply(Prepare(prefix_hashes=named), "new")
@@ -308,7 +330,9 @@ async def test_preparing_what_is_nowhere_needs_leave_to_compute() -> None:
         assert run.engine.cache.match(hashes_of("new", 3), 3) == (3, 0)
 
 
-async def test_preparing_for_the_cpu_is_completed_when_the_copies_are_there() -> None:
+async def test_preparing_for_the_cpu_is_completed_when_the_copies_are_there(
+    autojump_clock: MockClock,
+) -> None:
     slow = profile(gpu=12, cpu=24, seqs=1, transfer_bytes_per_s=1e4)
     async with running(slow) as run:
         begun_s = trio.current_time()
@@ -319,32 +343,36 @@ async def test_preparing_for_the_cpu_is_completed_when_the_copies_are_there() ->
         assert trio.current_time() - begun_s >= 3 * run.engine.roofline.block_transfer_s
 
 
-async def test_blocks_that_go_before_a_load_begins_are_not_computed_without_leave() -> None:
+async def test_blocks_that_go_before_a_load_begins_are_not_computed_without_leave(
+    autojump_clock: MockClock,
+) -> None:
     async with running(profile(gpu=12, cpu=8, seqs=1)) as run:
         await put_on_cpu(run, "a", 4)
-        run.start("busy", num_blocks=7, output_tokens=60)
+        await run.start("busy", num_blocks=0, output_tokens=60)
         await trio.sleep(0.05)
         assert run.apply(Prepare(), "a").status == "accepted"  # it has to wait
-        run.start("p", num_blocks=8)
+        await run.start("p", num_blocks=8)
         outcome = await run.wait_for("op2")
         assert (outcome.status, outcome.reason) == ("failed", "not_resident")
         assert not run.engine.cache.on_gpu(hashes_of("a", 1)[0])
 
 
-async def test_a_prefill_of_prepare_lets_all_requests_go_first() -> None:
+async def test_a_prefill_of_prepare_lets_all_requests_go_first(autojump_clock: MockClock) -> None:
     async with running(TWO_TIERS) as run:
-        run.start("busy", output_tokens=20)
+        await run.start("busy", output_tokens=20)
         await trio.sleep(0.01)
         named = pack(hashes_of("new", 3))
         run.apply(Prepare(prefix_hashes=named, compute=True), "new")
-        run.start("later", output_tokens=20)
+        await run.start("later", output_tokens=20)
         await run.wait_for("op1")
         assert "later" in run.results
 
 
-async def test_a_prepare_that_is_reverted_leaves_the_queue_and_says_nothing() -> None:
+async def test_a_prepare_that_is_reverted_leaves_the_queue_and_says_nothing(
+    autojump_clock: MockClock,
+) -> None:
     async with running(TWO_TIERS) as run:
-        run.start("busy", output_tokens=20)
+        await run.start("busy", output_tokens=20)
         await trio.sleep(0.01)
         operation = run.operation(
             Prepare(prefix_hashes=pack(hashes_of("new", 3)), compute=True), "new"
@@ -371,7 +399,9 @@ async def test_a_prepare_that_is_reverted_leaves_the_queue_and_says_nothing() ->
     ],
     ids=["tier", "copy", "nowhere", "room", "computed copy"],
 )
-async def test_what_cannot_be_moved_is_told_why(control: Control, reason: str) -> None:
+async def test_what_cannot_be_moved_is_told_why(
+    control: Control, reason: str, autojump_clock: MockClock
+) -> None:
     async with running(profile(gpu=12, cpu=24, seqs=1, tier="exclusive")) as run:
         await run.serve("a", num_blocks=2)
         verdict = run.apply(control, "a")
@@ -381,7 +411,7 @@ async def test_what_cannot_be_moved_is_told_why(control: Control, reason: str) -
 # -- route and mode -------------------------------------------------------------------------------
 
 
-async def test_route_and_configure_say_which_fallback_was_used() -> None:
+async def test_route_and_configure_say_which_fallback_was_used(autojump_clock: MockClock) -> None:
     async with running(TWO_TIERS) as run:
         assert run.apply(Route(targets=("x",), fallback=("engine0",))).fallback == "engine0"
         assert run.apply(Route(targets=("engine0",), fallback=("x",))).fallback is None
@@ -391,7 +421,9 @@ async def test_route_and_configure_say_which_fallback_was_used() -> None:
         assert run.apply(Route(targets=("x",))).status == "rejected"
 
 
-async def test_an_engine_that_serves_in_order_does_not_claim_to_prioritise() -> None:
+async def test_an_engine_that_serves_in_order_does_not_claim_to_prioritise(
+    autojump_clock: MockClock,
+) -> None:
     in_order = SimulatedEngine(profile(order="fcfs"), block_size=BLOCK)
     by_priority = SimulatedEngine(profile(), block_size=BLOCK)
     assert "prioritise" not in in_order.capabilities().controls

@@ -398,4 +398,4 @@ class AnyUse(RuleBasedStateMachine):
 
 
 TestAnyUse = AnyUse.TestCase
-TestAnyUse.settings = settings(max_examples=100, stateful_step_count=40)
+TestAnyUse.settings = settings(stateful_step_count=40)

@@ -414,7 +414,7 @@ class Watch:
                 self.taken.append(sim.id)
             remove(sim)
 
-        queue.remove = watched  # type: ignore[method-assign]
+        queue.remove = watched  # type: ignore[assignment, method-assign]
         self.scheduling = True
 
     def is_late(self, sim: SimRequest) -> bool:

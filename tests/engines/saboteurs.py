@@ -1,0 +1,521 @@
+"""Ways to break an engine or its worker, each with the rules that have to notice.
+
+A rule that nobody can break checks nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from hear import intake
+from hear.arbitration import Arbiter
+from hear.arbitration import Verdict as Claim
+from hear.codec import KINDS, encode_body, open_body
+from hear.engines.simulated.backend import SimulatedEngine
+from hear.engines.simulated.controls import Controls
+from hear.engines.simulated.kv_cache import KvCache
+from hear.engines.simulated.leases import LeaseBook
+from hear.engines.simulated.placement import Placement
+from hear.engines.simulated.reporting import outcome_of
+from hear.engines.simulated.request import SimRequest
+from hear.engines.simulated.scheduler import Scheduler
+from hear.engines.simulated.waiting import WaitingQueue
+from hear.engines.worker import EngineWorker
+from hear.errors import RemoteProtocolError
+from hear.intake import Intake, Step
+from hear.messages import (
+    BlockChange,
+    BlocksStored,
+    Cancel,
+    CapabilitiesReported,
+    Control,
+    Envelope,
+    Hold,
+    Key,
+    Message,
+    OperationOutcome,
+    RequestOutcome,
+    ResidencySnapshot,
+    Retain,
+)
+from hear.operation import Operation
+from hear.seams import Verdict
+
+Saboteur = Callable[[pytest.MonkeyPatch], None]
+SABOTEURS: dict[str, tuple[Saboteur, tuple[str, ...]]] = {}
+DONE = Verdict("completed")
+
+
+def breaks(*rules: str) -> Callable[[Saboteur], Saboteur]:
+    """Enter a saboteur into the list, with the rules that it breaks."""
+
+    def enter(saboteur: Saboteur) -> Saboteur:
+        SABOTEURS[saboteur.__name__] = saboteur, rules
+        return saboteur
+
+    return enter
+
+
+def _says_done(method: str) -> Saboteur:
+    def sabotage(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(Controls, method, lambda self, operation, now: DONE)
+
+    return sabotage
+
+
+SABOTEURS |= {
+    "prioritise_in_words_only": (
+        _says_done("_prioritise"),
+        ("HEAR-EFFECT-1", "HEAR-EARLY-2", "HEAR-ONCE-4", "HEAR-WITHDRAW-2"),
+    ),
+    "bound_wait_in_words_only": (_says_done("_bound_wait"), ("HEAR-EFFECT-2", "HEAR-LIFE-3")),
+    "hold_in_words_only": (
+        _says_done("_hold"),
+        ("HEAR-EFFECT-3", "HEAR-EARLY-3", "HEAR-FORCE-3", "HEAR-CLAIM-6"),
+    ),
+    "admit_in_words_only": (_says_done("_admit"), ("HEAR-EFFECT-4",)),
+    "route_in_words_only": (_says_done("_route"), ("HEAR-EFFECT-8", "HEAR-FORCE-4")),
+    "release_in_words_only": (_says_done("_release"), ("HEAR-LEASE-9",)),
+    "bring_in_words_only": (
+        _says_done("_bring"),
+        ("HEAR-EFFECT-5", "HEAR-EFFECT-6", "HEAR-EFFECT-7"),
+    ),
+}
+
+
+@breaks("HEAR-FORCE-1", "HEAR-EFFECT-2", "HEAR-WITHDRAW-3", "HEAR-CLAIM-5")
+def nobody_is_ever_protected(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WaitingQueue, "promote", lambda self, now: [])
+    patch.setattr(WaitingQueue, "next_release", lambda self: None)
+
+
+@breaks("HEAR-FORCE-2")
+def holds_outlast_bounds(patch: pytest.MonkeyPatch) -> None:
+    hold = WaitingQueue.hold
+
+    def sabotaged(self: WaitingQueue, request: SimRequest, until: float, **_: bool) -> None:
+        hold(self, request, until, required=True)
+        request.bound_required = False
+
+    bound = WaitingQueue.bound
+    patch.setattr(WaitingQueue, "hold", sabotaged)
+    patch.setattr(
+        WaitingQueue, "bound", lambda self, request, s, required=False: bound(self, request, s)
+    )
+
+
+@breaks("HEAR-FORCE-2", "HEAR-EFFECT-3")
+def nobody_wakes_for_the_end_of_a_hold(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WaitingQueue, "next_release", lambda self: None)
+
+
+@breaks("HEAR-FORCE-3")
+def every_bound_counts_as_required(patch: pytest.MonkeyPatch) -> None:
+    _bounds_count_as(patch, required=True)
+
+
+def _bounds_count_as(patch: pytest.MonkeyPatch, *, required: bool) -> None:
+    bound = WaitingQueue.bound
+
+    def sabotaged(
+        self: WaitingQueue, request: SimRequest, max_wait_s: float | None, **_: bool
+    ) -> None:
+        bound(self, request, max_wait_s, required=required)
+
+    patch.setattr(WaitingQueue, "bound", sabotaged)
+
+
+@breaks("HEAR-FORCE-5")
+def fallbacks_are_not_named(patch: pytest.MonkeyPatch) -> None:
+    apply = Controls.apply
+    patch.setattr(
+        Controls, "apply", lambda self, op, now: apply(self, op, now)._replace(fallback=None)
+    )
+
+
+@breaks("HEAR-EFFECT-7")
+def place_leaves_the_blocks_where_they_were(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Placement, "_copied", lambda self, job, now: DONE)
+
+
+@breaks("HEAR-EFFECT-9")
+def the_mode_is_another(patch: pytest.MonkeyPatch) -> None:
+    def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
+        self._requests[operation.key.request or ""].mode = "another"
+        return DONE
+
+    patch.setattr(Controls, "_configure", sabotaged)
+
+
+@breaks("HEAR-EFFECT-10", "HEAR-WITHDRAW-2", "HEAR-WITHDRAW-3", "HEAR-LEASE-10", "HEAR-LIFE-6")
+def nothing_is_reverted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Controls, "revert", lambda self, operation, now: None)
+
+
+@breaks("HEAR-EFFECT-11")
+def anybody_may_cancel(patch: pytest.MonkeyPatch) -> None:
+    cancel = Intake._cancel
+
+    def sabotaged(self: Intake, step: Step, operation: Operation, control: Cancel) -> None:
+        if (target := self._open.get(control.target)) is not None:
+            operation.source = target.source
+        cancel(self, step, operation, control)
+
+    patch.setattr(Intake, "_cancel", sabotaged)
+
+
+@breaks("HEAR-CLAIM-1", "HEAR-CLAIM-2", "HEAR-CLAIM-4", "HEAR-CLAIM-6")
+def all_weigh_the_same(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Arbiter, "_weight", lambda self, operation: (False, 0))
+
+
+@breaks("HEAR-CLAIM-3", "HEAR-CLAIM-5", "HEAR-LEASE-4")
+def the_first_prevails(patch: pytest.MonkeyPatch) -> None:
+    claim = Arbiter.claim
+
+    def sabotaged(self: Arbiter, place: Any, operation: Operation) -> Claim:
+        return Claim(False, None) if self.holder(place) else claim(self, place, operation)
+
+    patch.setattr(Arbiter, "claim", sabotaged)
+
+
+@breaks("HEAR-CLAIM-7")
+def what_was_refused_stays_in_the_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "_drop_claim", lambda self, operation: None)
+
+
+@breaks("HEAR-WITHDRAW-1", "HEAR-WITHDRAW-2", "HEAR-WITHDRAW-3")
+def withdraw_in_words_only(patch: pytest.MonkeyPatch) -> None:
+    def sabotaged(self: Intake, step: Step, operation: Operation) -> None:
+        self._accept(operation)
+        self._end(step, operation, "completed")
+
+    patch.setattr(Intake, "_withdraw", sabotaged)
+
+
+# -- leases ---------------------------------------------------------------------------------------
+
+
+@breaks("HEAR-LEASE-1")
+def leases_rank_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseBook, "rank", lambda self, block: None)
+
+
+@breaks("HEAR-LEASE-2")
+def scores_count_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("hear.engines.simulated.leases.log", lambda score: 0.0)
+
+
+@breaks("HEAR-LEASE-3", "HEAR-LEASE-4", "HEAR-EFFECT-11", "HEAR-CLAIM-7")
+def leases_never_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseBook, "expired", lambda self, now: [])
+    patch.setattr(LeaseBook, "next_expiry", lambda self: None)
+
+
+@breaks("HEAR-LEASE-5")
+def leases_yield_in_silence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Controls, "lost", lambda self, block: None)
+
+
+@breaks("HEAR-LEASE-6")
+def leased_blocks_are_never_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        KvCache,
+        "num_allocatable",
+        property(lambda self: self._num_plain_free + len(self._free._plain)),
+    )
+
+
+@breaks("HEAR-LEASE-7")
+def leases_may_be_longer_than_said(patch: pytest.MonkeyPatch) -> None:
+    honest = SimulatedEngine.capabilities
+
+    def sabotaged(self: SimulatedEngine) -> CapabilitiesReported:
+        return msgspec.structs.replace(honest(self), max_lease_s=1000.0)
+
+    patch.setattr(SimulatedEngine, "capabilities", sabotaged)
+
+
+@breaks("HEAR-LEASE-8")
+def a_required_lease_is_promised(patch: pytest.MonkeyPatch) -> None:
+    retain = Controls._retain
+
+    def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
+        operation.control = msgspec.structs.replace(operation.control, force="preference")
+        return retain(self, operation, now)
+
+    patch.setattr(Controls, "_retain", sabotaged)
+
+
+@breaks("HEAR-LEASE-11")
+def what_is_unknown_is_leased(patch: pytest.MonkeyPatch) -> None:
+    blocks_of = Controls._blocks_of
+    patch.setattr(Controls, "_blocks_of", lambda self, op: blocks_of(self, op) or ())
+
+
+@breaks("HEAR-LEASE-9")
+def a_lease_outlives_its_release(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "_displace", lambda self, step, old, new: None)
+    patch.setattr(Controls, "_release", lambda self, operation, now: DONE)
+
+
+# -- the life of a control ------------------------------------------------------------------------
+
+
+@breaks("HEAR-LIFE-1", "HEAR-EFFECT-8")
+def what_is_claimed_is_unsupported(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Controls, "_route", lambda self, op, now: Verdict("unsupported"))
+
+
+@breaks("HEAR-LIFE-1", "HEAR-ONCE-3")
+def an_end_is_followed_by_another(patch: pytest.MonkeyPatch) -> None:
+    publish = EngineWorker._publish
+
+    def sabotaged(self: EngineWorker, message: Message, key: Key) -> None:
+        publish(self, message, key)
+        if isinstance(message, OperationOutcome) and message.status == "completed":
+            publish(self, msgspec.structs.replace(message, status="failed"), key)
+
+    patch.setattr(EngineWorker, "_publish", sabotaged)
+
+
+@breaks("HEAR-REQUEST-1")
+def the_end_of_a_request_is_told_twice(patch: pytest.MonkeyPatch) -> None:
+    publish = EngineWorker._publish
+
+    def sabotaged(self: EngineWorker, message: Message, key: Key) -> None:
+        publish(self, message, key)
+        if isinstance(message, RequestOutcome) and message.status == "failed":
+            publish(self, message, key)
+
+    patch.setattr(EngineWorker, "_publish", sabotaged)
+
+
+@breaks("HEAR-LIFE-2", "HEAR-LIFE-3")
+def the_end_of_a_request_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "request_ended", lambda self, request: Step())
+
+
+@breaks("HEAR-LIFE-4", "HEAR-LIFE-6")
+def deadlines_pass_unnoticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "expire", lambda self, now: Step())
+    patch.setattr(Intake, "next_expiry", lambda self: None)
+
+
+@breaks("HEAR-LIFE-5")
+def a_deadline_that_has_passed_is_overlooked(patch: pytest.MonkeyPatch) -> None:
+    receive = Intake.receive
+
+    def sabotaged(self: Intake, envelope: Envelope, now: float) -> Step:
+        control = open_body(envelope) if envelope.kind in KINDS else None
+        if isinstance(control, Control):
+            control = msgspec.structs.replace(control, deadline_s=None)
+            envelope = msgspec.structs.replace(envelope, body=encode_body(control))
+        return receive(self, envelope, now)
+
+    patch.setattr(Intake, "receive", sabotaged)
+
+
+@breaks("HEAR-LIFE-7", "HEAR-LIFE-8", "HEAR-ONCE-5")
+def nobody_is_told_of_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "shut", lambda self, reason: Step())
+
+
+@breaks("HEAR-LIFE-8", "HEAR-LIFE-9")
+def a_restart_goes_on_in_the_old_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("hear.delivery.Sequencer.restart", lambda self: None)
+
+
+@breaks("HEAR-LIFE-8")
+def clients_wait_for_a_crashed_engine(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimulatedEngine, "_fail_all", lambda self, reason: None)
+
+
+@breaks("HEAR-LIFE-9", "HEAR-STATE-3")
+def the_worker_does_not_say_what_it_has(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineWorker, "_introduce", lambda self: None)
+    patch.setattr(EngineWorker, "_residency_snapshot", lambda self: [])
+
+
+@breaks("HEAR-DATA-1")
+def the_engine_needs_the_bus(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineWorker, "_send", lambda self, envelope: self._bus.publish(envelope))
+
+
+@breaks("HEAR-CAPABILITY-1")
+def an_unknown_kind_is_passed_over(patch: pytest.MonkeyPatch) -> None:
+    receive = Intake.receive
+    patch.setattr(
+        Intake,
+        "receive",
+        lambda self, e, now: receive(self, e, now) if e.kind in KINDS else Step(),
+    )
+
+
+@breaks("HEAR-CAPABILITY-2")
+def an_unknown_field_is_an_error(patch: pytest.MonkeyPatch) -> None:
+    def sabotaged(envelope: Envelope) -> Message | None:
+        if b"as_of" in bytes(envelope.body):
+            raise RemoteProtocolError("unknown field as_of")
+        return open_body(envelope)
+
+    patch.setattr(intake, "open_body", sabotaged)
+
+
+@breaks("HEAR-CAPABILITY-3")
+def hashes_are_taken_as_they_come(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Controls, "apply", lambda self, op, now: self._handlers[type(op.control)](op, now)
+    )
+
+
+@breaks("HEAR-ONCE-1", "HEAR-ONCE-3", "HEAR-ONCE-4", "HEAR-ONCE-5")
+def operations_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    receive = Intake.receive
+
+    def sabotaged(self: Intake, envelope: Envelope, now: float) -> Step:
+        self._open.pop(envelope.key.operation or "", None)
+        self._ended.pop(envelope.key.operation or "", None)
+        return receive(self, envelope, now)
+
+    patch.setattr(Intake, "receive", sabotaged)
+
+
+@breaks("HEAR-ONCE-2")
+def what_comes_again_is_passed_over(patch: pytest.MonkeyPatch) -> None:
+    receive = Intake.receive
+    patch.setattr(
+        Intake,
+        "receive",
+        lambda self, e, now: Step() if e.key.operation in self._open else receive(self, e, now),
+    )
+
+
+@breaks("HEAR-EARLY-1", "HEAR-EARLY-2", "HEAR-EARLY-3", "HEAR-LIFE-4", "HEAR-LIFE-7")
+def nothing_is_kept_for_a_request(patch: pytest.MonkeyPatch) -> None:
+    admit = Intake._admit
+
+    def sabotaged(self: Intake, step: Step, operation: Operation) -> None:
+        request = operation.key.request
+        if request is not None and request not in self._requests:
+            self._end(step, operation, "rejected", "unknown_request")
+        else:
+            admit(self, step, operation)
+
+    patch.setattr(Intake, "_admit", sabotaged)
+
+
+@breaks("HEAR-VERSION-1")
+def versions_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "_saw_version", lambda self, key: None)
+
+
+# -- what is said of the engine -------------------------------------------------------------------
+
+
+@breaks("HEAR-STATE-2")
+def evictions_are_not_reported(patch: pytest.MonkeyPatch) -> None:
+    drain = KvCache.drain_changes
+
+    def sabotaged(self: KvCache) -> list[BlockChange]:
+        return [change for change in drain(self) if isinstance(change, BlocksStored)]
+
+    patch.setattr(KvCache, "drain_changes", sabotaged)
+
+
+@breaks("HEAR-STATE-1", "HEAR-STATE-2")
+def some_of_the_state_is_lost(patch: pytest.MonkeyPatch) -> None:
+    send = EngineWorker._send
+
+    def sabotaged(self: EngineWorker, envelope: Envelope) -> None:
+        if envelope.kind != "residency_changed" or envelope.seq % 3:
+            send(self, envelope)
+
+    patch.setattr(EngineWorker, "_send", sabotaged)
+
+
+@breaks("HEAR-STATE-3", "HEAR-STATE-4")
+def snapshots_are_empty(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        EngineWorker, "_residency_snapshot", lambda self: [self._snapshot(ResidencySnapshot())]
+    )
+
+
+@breaks("HEAR-STATE-5")
+def reuse_is_what_was_hoped_for(patch: pytest.MonkeyPatch) -> None:
+    honest = outcome_of
+
+    def sabotaged(sim: SimRequest, *rest: Any) -> RequestOutcome:
+        return msgspec.structs.replace(honest(sim, *rest), reused_tokens={"gpu": sim.prompt_tokens})
+
+    patch.setattr("hear.engines.simulated.backend.outcome_of", sabotaged)
+
+
+# -- intent, and outputs --------------------------------------------------------------------------
+
+
+def _acts_on_intent(act: Callable[[Envelope], Control | None]) -> Saboteur:
+    def sabotage(patch: pytest.MonkeyPatch) -> None:
+        receive = Intake.receive
+
+        def sabotaged(self: Intake, envelope: Envelope, now: float) -> Step:
+            if envelope.category != "intent":
+                return receive(self, envelope, now)
+            control = act(envelope)
+            if control is None:
+                return Step()
+            key = msgspec.structs.replace(envelope.key, operation=f"inferred-{envelope.id}")
+            kind = str(control.__struct_config__.tag)
+            inferred = msgspec.structs.replace(
+                envelope, category="control", kind=kind, key=key, body=encode_body(control)
+            )
+            return receive(self, inferred, now)
+
+        def subscribe(self: EngineWorker) -> Any:
+            return self._bus.subscribe(["control.>", "intent.>"], name=self.name, capacity=65_536)
+
+        patch.setattr(Intake, "receive", sabotaged)
+        patch.setattr(EngineWorker, "_subscribe", subscribe)
+
+    return sabotage
+
+
+def _retains(envelope: Envelope) -> Control | None:
+    return Retain(lease_s=1000.0) if envelope.kind == "reuse_expected" else None
+
+
+def _holds(envelope: Envelope) -> Control | None:
+    return Hold(hold_s=1e6) if envelope.kind == "request_readiness_changed" else None
+
+
+SABOTEURS |= {
+    "reuse_that_is_expected_is_retained": (
+        _acts_on_intent(_retains),
+        ("HEAR-INTENT-1", "HEAR-INTENT-3"),
+    ),
+    "what_is_not_ready_is_held": (_acts_on_intent(_holds), ("HEAR-INTENT-1", "HEAR-INTENT-2")),
+}
+
+
+@breaks("HEAR-SAME-1")
+def haste_makes_answers_short(patch: pytest.MonkeyPatch) -> None:
+    prioritise = Controls._prioritise
+
+    def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
+        self._requests[operation.key.request or ""].output_tokens = 1
+        return prioritise(self, operation, now)
+
+    patch.setattr(Controls, "_prioritise", sabotaged)
+
+
+@breaks("HEAR-EFFECT-1")
+def a_block_is_lost_with_each_request(patch: pytest.MonkeyPatch) -> None:
+    add = Scheduler.add
+
+    def sabotaged(self: Scheduler, request: SimRequest) -> None:
+        self._cache._num_plain_free -= 1
+        add(self, request)
+
+    patch.setattr(Scheduler, "add", sabotaged)

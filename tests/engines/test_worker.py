@@ -1,0 +1,460 @@
+"""The worker between a bus and a backend that does only what the test says."""
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock
+
+from hear.blocks import pack, unpack
+from hear.buses.memory import MemoryBus
+from hear.codec import open_body
+from hear.delivery import Sequencer
+from hear.engines import worker as worker_module
+from hear.engines.worker import EngineWorker
+from hear.errors import BusError, EngineError
+from hear.messages import (
+    BlocksStored,
+    BoundWait,
+    Cancel,
+    CapabilitiesReported,
+    Control,
+    CostsReported,
+    Envelope,
+    Key,
+    Message,
+    OperationOutcome,
+    PressureReported,
+    Prioritise,
+    QueueChanged,
+    QueueSnapshot,
+    RequestOutcome,
+    ResidencyChanged,
+    ResidencySnapshot,
+    Withdraw,
+)
+from hear.operation import Operation
+from hear.seams import OperationEnded, Report, Verdict
+
+
+class Backend:
+    """Says what it is told to say, and notes what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.verdicts: dict[str, Verdict | Exception] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.chains: list[BlocksStored] = []
+        self.runs = 0
+        self.report: Callable[[Report], None] = lambda report: None
+        self._fail = trio.Event()
+        self._error: Exception = EngineError("crashed")
+
+    def capabilities(self) -> CapabilitiesReported:
+        return CapabilitiesReported(controls=("prioritise", "bound_wait"))
+
+    def costs(self) -> CostsReported:
+        return CostsReported(
+            basis="estimated", prefill_tokens_per_s=1.0, decode_step_s=1.0, kv_bytes_per_token=1.0
+        )
+
+    def pressure(self) -> PressureReported:
+        return PressureReported(num_running=self.runs)
+
+    def queue(self) -> QueueSnapshot:
+        return QueueSnapshot()
+
+    def residency(self) -> Iterable[BlocksStored]:
+        return self.chains
+
+    def apply(self, operation: Operation) -> Verdict:
+        kind = type(operation.control).__name__
+        self.calls.append(("apply", kind))
+        verdict = self.verdicts.get(kind, Verdict("completed"))
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+    def revert(self, operation: Operation) -> None:
+        self.calls.append(("revert", type(operation.control).__name__))
+
+    async def run(self, report: Callable[[Report], None]) -> None:
+        self.runs += 1
+        self.report = report
+        await self._fail.wait()
+        self._fail = trio.Event()
+        raise self._error
+
+    def fail(self, error: Exception | None = None) -> None:
+        self._error = error or EngineError("crashed")
+        self._fail.set()
+
+
+@dataclass
+class Bench:
+    """A worker with its bus, and all that it has published."""
+
+    bus: MemoryBus
+    backend: Backend
+    worker: EngineWorker
+    nursery: trio.Nursery
+    heard: list[Envelope] = field(default_factory=list)
+    sequencer: Sequencer = field(default_factory=lambda: Sequencer("policy"))
+
+    def send(self, control: Control, request: str | None = None) -> str:
+        operation = self.sequencer.next_id()
+        full = Key(engine="e0", operation=operation, request=request)
+        self.bus.publish(self.sequencer.wrap(control, full, trio.current_time()))
+        return operation
+
+    def messages(self, of: type[Message]) -> list[Message]:
+        bodies = [open_body(envelope) for envelope in self.heard]
+        return [body for body in bodies if isinstance(body, of)]
+
+    def outcomes(self, operation: str) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        for envelope in self.heard:
+            body = open_body(envelope)
+            if envelope.key.operation == operation and isinstance(body, OperationOutcome):
+                found.append((body.status, body.reason))
+        return found
+
+    async def settle(self) -> None:
+        await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def bench(**settings: float) -> AsyncIterator[Bench]:
+    backend = Backend()
+    with structlog.testing.capture_logs():
+        async with MemoryBus() as bus, trio.open_nursery() as nursery:
+            worker = EngineWorker(bus, backend, name="e0", **settings)  # type: ignore[arg-type]
+            made = Bench(bus, backend, worker, nursery)
+
+            async def listen(task_status: trio.TaskStatus[None]) -> None:
+                async with bus.subscribe(["state.>", "outcome.>"], name="tap") as tap:
+                    task_status.started()
+                    while True:
+                        made.heard += await tap.receive()
+
+            await nursery.start(listen)
+            await nursery.start(worker.run)
+            await made.settle()
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+def arrived(request: str) -> Report:
+    return Report(arrived=[Key(request=request)])
+
+
+# -- state ----------------------------------------------------------------------------------------
+
+
+async def test_a_worker_introduces_itself(autojump_clock: MockClock) -> None:
+    async with bench() as b:
+        kinds = [envelope.kind for envelope in b.heard]
+        assert kinds == [
+            "capabilities_reported",
+            "costs_reported",
+            "residency_snapshot",
+            "queue_snapshot",
+        ]
+        assert {e.source for e in b.heard} == {e.key.engine for e in b.heard} == {"e0"}
+        assert {e.epoch for e in b.heard} == {1}
+
+
+async def test_each_report_is_published_once_with_the_engine_in_its_keys(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench() as b:
+        b.heard.clear()
+        stored = BlocksStored(tier="gpu", prefix_hashes=pack([1, 2]))
+        b.backend.report(
+            Report(
+                arrived=[Key(request="r", context="c")],
+                blocks=[stored],
+                queue=QueueChanged(num_waiting=1),
+                requests=[(Key(request="r", context="c"), RequestOutcome(status="accepted"))],
+            )
+        )
+        await b.settle()
+        said = [(e.kind, e.key.engine, e.seq) for e in b.heard]
+        assert said == [
+            ("residency_changed", "e0", 1),
+            ("queue_changed", "e0", 1),
+            ("request_outcome", "e0", 1),
+            ("pressure_reported", "e0", 1),
+        ]
+        assert b.messages(ResidencyChanged) == [ResidencyChanged(changes=(stored,))]
+
+
+async def test_pressure_is_told_with_reports_and_not_too_often(autojump_clock: MockClock) -> None:
+    async with bench(pressure_interval_s=1.0) as b:
+        for _ in range(10):
+            b.backend.report(Report())
+            await trio.sleep(0.25)
+        await b.settle()
+        assert len(b.messages(PressureReported)) == 3
+
+
+async def test_a_large_snapshot_comes_in_parts_of_one_number(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "SNAPSHOT_BLOCKS", 5)
+    async with bench() as b:
+        b.backend.chains = [
+            BlocksStored(tier="gpu", prefix_hashes=pack(range(start, start + 3)))
+            for start in (0, 10, 20, 30)
+        ]
+        parts: list[Envelope] = []
+        async with b.bus.subscribe(["state.*.*.residency.>"], name="late") as late:
+            parts += await late.receive()
+        bodies = [open_body(part) for part in parts]
+        assert [
+            (body.part, body.parts, len(body.chains))
+            for body in bodies
+            if isinstance(body, ResidencySnapshot)
+        ] == [(n, 4, 1) for n in range(4)]
+        assert len({part.seq for part in parts}) == 1
+
+
+async def test_a_snapshot_carries_the_number_of_the_last_change(autojump_clock: MockClock) -> None:
+    async with bench() as b:
+        for block in (1, 2):
+            b.backend.report(Report(blocks=[BlocksStored(tier="gpu", prefix_hashes=pack([block]))]))
+        b.backend.chains = [BlocksStored(tier="gpu", prefix_hashes=pack([1, 2]))]
+        async with b.bus.subscribe(["state.*.*.residency.>"], name="late") as late:
+            [snapshot] = await late.receive()
+        body = open_body(snapshot)
+        assert isinstance(body, ResidencySnapshot)
+        assert (snapshot.kind, snapshot.seq) == ("residency_snapshot", 2)
+        assert list(unpack(body.chains[0].prefix_hashes)) == [1, 2]
+
+
+# -- controls -------------------------------------------------------------------------------------
+
+
+async def test_a_control_goes_to_the_backend_and_its_verdict_back(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench() as b:
+        b.backend.report(arrived("r"))
+        b.backend.verdicts["BoundWait"] = Verdict("accepted", standing=True)
+        done = b.send(Prioritise(priority=1), request="r")
+        guard = b.send(BoundWait(max_wait_s=1.0), request="r")
+        await b.settle()
+        assert b.outcomes(done) == [("completed", "")]
+        assert b.outcomes(guard) == [("accepted", "")]
+        b.backend.report(
+            Report(operations=[OperationEnded(guard, OperationOutcome(status="completed"))])
+        )
+        await b.settle()
+        assert b.outcomes(guard) == [("accepted", ""), ("completed", "")]
+        assert b.worker.num_open == 0
+
+
+async def test_a_control_that_is_replaced_is_reverted_before_the_new_one_is_applied(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench() as b:
+        b.backend.report(arrived("r"))
+        b.backend.verdicts["BoundWait"] = Verdict("accepted", standing=True)
+        old = b.send(BoundWait(max_wait_s=1.0), request="r")
+        new = b.send(BoundWait(max_wait_s=2.0), request="r")
+        await b.settle()
+        assert b.backend.calls == [
+            ("apply", "BoundWait"),
+            ("revert", "BoundWait"),
+            ("apply", "BoundWait"),
+        ]
+        assert b.outcomes(old)[-1] == ("completed", "renewed")
+        undo = b.send(Cancel(target=new))
+        await b.settle()
+        assert b.outcomes(new)[-1] == ("failed", "cancelled")
+        assert b.outcomes(undo) == [("completed", "")]
+        assert b.backend.calls[-1] == ("revert", "BoundWait")
+
+
+async def test_deadlines_pass_while_no_message_comes(autojump_clock: MockClock) -> None:
+    async with bench() as b:
+        soon = b.send(Prioritise(priority=1, deadline_s=trio.current_time() + 2.0), request="x")
+        await trio.sleep(1.9)
+        assert b.outcomes(soon) == [("accepted", "")]
+        await trio.sleep(0.2)
+        assert b.outcomes(soon) == [("accepted", ""), ("failed", "deadline")]
+        assert b.backend.calls == []
+
+
+async def test_an_error_of_the_backend_is_the_outcome_of_the_control(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench() as b:
+        b.backend.report(arrived("r"))
+        b.backend.verdicts["Prioritise"] = EngineError("no answer from the scheduler")
+        failed = b.send(Prioritise(priority=1), request="r")
+        await b.settle()
+        assert b.outcomes(failed) == [("failed", "engine_error")]
+        b.backend.verdicts.clear()
+        fine = b.send(Prioritise(priority=1), request="r")
+        await b.settle()
+        assert b.outcomes(fine) == [("completed", "")]
+
+
+async def test_a_request_that_ends_takes_its_controls_along(autojump_clock: MockClock) -> None:
+    async with bench() as b:
+        b.backend.report(arrived("r"))
+        b.backend.verdicts["BoundWait"] = Verdict("accepted", standing=True)
+        guard = b.send(BoundWait(max_wait_s=1.0), request="r")
+        await b.settle()
+        ended = RequestOutcome(status="failed", reason="client_gone")
+        b.backend.report(Report(requests=[(Key(request="r"), ended)]))
+        late = b.send(Prioritise(priority=1), request="r")
+        await b.settle()
+        assert b.outcomes(guard)[-1] == ("failed", "request_gone")
+        assert b.outcomes(late) == [("failed", "request_gone")]
+
+
+async def test_a_control_for_another_engine_is_not_heard(autojump_clock: MockClock) -> None:
+    async with bench() as b:
+        key = Key(engine="e1", operation="x", request="r")
+        b.bus.publish(b.sequencer.wrap(Prioritise(priority=1), key, trio.current_time()))
+        await b.settle()
+        assert b.outcomes("x") == []
+
+
+# -- restarts, and the end ------------------------------------------------------------------------
+
+
+async def test_a_restart_begins_a_new_epoch_and_fails_what_was_open(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench(restart_delay_s=1.0) as b:
+        accepted = RequestOutcome(status="accepted")
+        b.backend.report(
+            Report(arrived=[Key(request="r")], requests=[(Key(request="r"), accepted)])
+        )
+        kept = b.send(Prioritise(priority=1), request="later")
+        await b.settle()
+        b.heard.clear()
+        b.backend.fail()
+        await b.settle()
+        assert b.outcomes(kept) == [("failed", "engine_restarted")]
+        assert b.messages(RequestOutcome) == [
+            RequestOutcome(status="failed", reason="engine_restarted")
+        ]
+        epochs = {e.kind: e.epoch for e in b.heard}
+        assert epochs["operation_outcome"] == epochs["request_outcome"] == 1
+        assert epochs["capabilities_reported"] == epochs["residency_snapshot"] == 2
+        assert b.backend.runs == 1
+        await trio.sleep(1.0)
+        assert (b.backend.runs, b.worker.epoch) == (2, 2)
+        b.backend.report(Report(queue=QueueChanged()))
+        await b.settle()
+        assert [(e.epoch, e.seq) for e in b.heard if e.kind == "queue_changed"] == [(2, 1)]
+
+
+async def test_a_backend_that_fails_again_and_again_ends_the_worker(
+    autojump_clock: MockClock,
+) -> None:
+    backend = Backend()
+    with structlog.testing.capture_logs() as logs:
+        async with MemoryBus() as bus:
+            worker = EngineWorker(bus, backend, name="e0", max_restarts=2, restart_delay_s=1.0)
+
+            async def fail_often() -> None:
+                for _ in range(3):
+                    await trio.sleep(5.0)
+                    backend.fail(EngineError("no GPU"))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fail_often)
+                with pytest.raises(EngineError, match="no GPU"):
+                    await worker.run()
+    assert backend.runs == 3
+    assert [log["event"] for log in logs] == ["engine.failed"] * 3
+
+
+async def test_a_worker_that_is_started_again_begins_where_it_is_told(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench(epoch=7) as b:
+        assert b.worker.epoch == 7
+        assert {e.epoch for e in b.heard} == {7}
+
+
+async def test_when_it_is_stopped_what_is_open_fails(autojump_clock: MockClock) -> None:
+    backend = Backend()
+    async with MemoryBus() as bus, trio.open_nursery() as nursery:
+        worker = EngineWorker(bus, backend, name="e0")
+        scope = trio.CancelScope()
+
+        async def work(task_status: trio.TaskStatus[None]) -> None:
+            with scope:
+                await worker.run(task_status)
+
+        await nursery.start(work)
+        async with bus.subscribe(["outcome.>"], name="tap") as tap:
+            key = Key(engine="e0", operation="x", request="later")
+            bus.publish(Sequencer("p").wrap(Prioritise(priority=1), key, 0.0))
+            said = [open_body(e) for e in await tap.receive()]
+            scope.cancel()
+            said += [open_body(e) for e in await tap.receive()]
+        assert [(o.status, o.reason) for o in said if isinstance(o, OperationOutcome)] == [
+            ("accepted", ""),
+            ("failed", "engine_stopped"),
+        ]
+
+
+# -- without a bus --------------------------------------------------------------------------------
+
+
+async def test_a_bus_that_cannot_be_joined_is_an_error(autojump_clock: MockClock) -> None:
+    bus = MemoryBus()
+    worker = EngineWorker(bus, Backend(), name="e0")
+    bus.close()
+    with pytest.raises(BusError):
+        await worker.run()
+
+
+async def test_a_bus_that_is_lost_does_not_stop_the_engine(autojump_clock: MockClock) -> None:
+    backend = Backend()
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            bus = MemoryBus()
+            await nursery.start(EngineWorker(bus, backend, name="e0").run)
+            await trio.sleep(1)
+            bus.close()
+            await trio.sleep(1)
+            for _ in range(3):
+                backend.report(Report(queue=QueueChanged()))
+            await trio.sleep(1)
+            assert backend.runs == 1
+            nursery.cancel_scope.cancel()
+    assert [log["event"] for log in logs] == ["bus.lost"]
+
+
+async def test_a_worker_that_lagged_subscribes_anew(autojump_clock: MockClock) -> None:
+    class SmallBus(MemoryBus):
+        def subscribe(self, patterns: Iterable[str], *, name: str, capacity: int = 4):  # type: ignore[no-untyped-def]
+            return super().subscribe(patterns, name=name, capacity=min(capacity, 4))
+
+    backend = Backend()
+    sender = Sequencer("policy")
+    with structlog.testing.capture_logs() as logs:
+        async with SmallBus() as bus, trio.open_nursery() as nursery:
+            await nursery.start(EngineWorker(bus, backend, name="e0").run)
+            await trio.sleep(1)
+            for number in range(10):  # more than it can hold, before it can read
+                key = Key(engine="e0", operation=f"x{number}")
+                bus.publish(sender.wrap(Withdraw(), key, trio.current_time()))
+            await trio.sleep(1)
+            async with bus.subscribe(["outcome.>"], name="tap") as tap:
+                key = Key(engine="e0", operation="last")
+                bus.publish(sender.wrap(Withdraw(), key, trio.current_time()))
+                [answer] = await tap.receive()
+            assert answer.key.operation == "last"
+            nursery.cancel_scope.cancel()
+    assert [log["event"] for log in logs] == ["controls.lost"]
