@@ -27,6 +27,8 @@ def load_toml(path: Path, type_: type[_T]) -> _T:
     Raises:
         ConfigError: the file cannot be read, is not TOML, or says something that does not fit.
     """
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: cannot be read: it is not a file")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

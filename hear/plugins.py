@@ -48,6 +48,6 @@ def load(group: str, name: str) -> Any:
         loaded: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             loaded = getattr(loaded, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{name}{origin} cannot be loaded: {error!r}") from error
     return loaded

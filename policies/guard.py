@@ -38,7 +38,7 @@ class Guard:
             ConfigError: W is not a positive number.
         """
         if not 0 < max_wait_s < 1e9:
-            raise ConfigError(f"guard: W is {max_wait_s} s, expected a positive number of seconds")
+            raise ConfigError(f"guard: W is {max_wait_s} s, expected a positive number below 1e9")
         self.name = f"guard:{max_wait_s:g}"
         self._control = BoundWait(
             max_wait_s=max_wait_s, force="requirement", reason=f"wait at most {max_wait_s:g} s"

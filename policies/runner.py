@@ -18,7 +18,13 @@ from hear.blocks import unpack
 from hear.codec import open_body
 from hear.delivery import Outbox, Sequencer
 from hear.engine_view import EngineViews
-from hear.errors import BusError, LaggedError, ProtocolError, RemoteProtocolError
+from hear.errors import (
+    BusError,
+    LaggedError,
+    LocalProtocolError,
+    ProtocolError,
+    RemoteProtocolError,
+)
 from hear.harness_view import HarnessView
 from hear.intake import DEFAULT_DEADLINE_S
 from hear.messages import (
@@ -43,6 +49,12 @@ _log = structlog.get_logger("hear.policy")
 
 DECIDE_LIMIT_S = 5.0
 """Longest time, by the wall clock, that one decision may take."""
+
+MAX_OPEN = 16_384
+"""Most operations that one policy may have open, so that it cannot drown the engine and others."""
+
+MAX_AT_ONCE = 1_000
+"""Most decisions without time passing: a policy that reacts to its own controls has no end."""
 
 _GUARD_LIFE_S = 86_400.0
 
@@ -72,12 +84,15 @@ class PolicyRunner:
         epoch: int = 1,
         decide_limit_s: float = DECIDE_LIMIT_S,
         leave_limit_s: float = DEFAULT_DEADLINE_S,
+        capacity: int = 65_536,
     ) -> None:
         """Run ``policy`` under the name ``source``, its own by default.
 
         ``epoch`` is the incarnation of that source: who starts it again on the same bus has to
         give a larger one, since engines remember the operations of the last. ``leave_limit_s`` is
-        how long ``run`` waits, at its end, for the answers that are still owed.
+        how long ``run`` waits, at its end, for the answers that are still owed. ``capacity`` bounds
+        the messages that wait to be heard: outcomes of all policies come by, and a burst of theirs
+        must not push this one out.
         """
         self.policy = policy
         self.source = source or policy.name
@@ -89,6 +104,10 @@ class PolicyRunner:
         self._outbox = Outbox()
         self._h = HarnessView()
         self._s = EngineViews()
+        self._capacity = capacity
+        self._engines: dict[str, None] = {}
+        self._decided_s = -inf
+        self._decided_at_once = 0
         self._decide_limit_s = decide_limit_s
         self._leave_limit_s = leave_limit_s
         self._serving = trio.CancelScope()
@@ -107,7 +126,7 @@ class PolicyRunner:
         try:
             if not await self._serve({*self.policy.observes, *own}, task_status):
                 # It was shut out for being slow, and still has to take back what it asked for.
-                async with self._bus.subscribe(sorted(own), name=self.source) as messages:
+                async with self._subscribe(own) as messages:
                     await self._leave(messages)
         except BusError as error:
             self._fail(f"lost the bus: {error}")
@@ -121,22 +140,24 @@ class PolicyRunner:
 
     async def _serve(self, patterns: Iterable[str], task_status: trio.TaskStatus[None]) -> bool:
         """Serve and leave; returns False if the subscription was over before."""
-        async with self._bus.subscribe(sorted(patterns), name=self.source) as messages:
+        async with self._subscribe(patterns) as messages:
             try:
                 with self._serving:
                     task_status.started()
                     while self.statistics.failure is None:
                         await self._hear_next(messages)
-                        if self._h.changes or self._s.changes:
-                            self._decide()
+                        self._decide_if_needed()
                 await self._leave(messages)
             except LaggedError as error:
                 self._fail(f"was too slow: {error}")
                 return False
         return True
 
+    def _subscribe(self, patterns: Iterable[str]) -> Subscription:
+        return self._bus.subscribe(sorted(patterns), name=self.source, capacity=self._capacity)
+
     async def _leave(self, messages: Subscription) -> None:
-        for engine in self._s:
+        for engine in self._engines:
             self._send(Ask(Withdraw(reason=f"{self.source} leaves"), Key(engine=engine)))
         with trio.move_on_after(self._leave_limit_s):
             while len(self._outbox):
@@ -149,8 +170,11 @@ class PolicyRunner:
         with trio.move_on_at(inf if due is None else due):
             batch = await messages.receive()
         for envelope in batch:
-            if self._hear(envelope):
-                messages.request_snapshot(envelope)
+            try:
+                if self._hear(envelope):
+                    messages.request_snapshot(envelope)
+            except (AttributeError, TypeError, LookupError) as error:
+                self._fail(f"left its views unusable: {error!r}")
         again, lost = self._outbox.due(trio.current_time())
         self._count_lost(lost)
         for envelope in again:
@@ -169,6 +193,7 @@ class PolicyRunner:
             return False
         if envelope.category == "state":
             engine = envelope.key.engine or envelope.source
+            self._engines[engine] = None
             self._count_lost(self._outbox.hear_epoch(engine, envelope.epoch))
             try:
                 needs_snapshot = self._s.apply(envelope, message)
@@ -203,12 +228,25 @@ class PolicyRunner:
 
     # -- what is decided ----------------------------------------------------------------------
 
-    def _decide(self) -> None:
-        self._h.now = trio.current_time()
+    def _decide_if_needed(self) -> None:
+        if not (self._h.changes or self._s.changes):
+            return
+        now = trio.current_time()
+        self._decided_at_once = self._decided_at_once + 1 if now == self._decided_s else 1
+        self._decided_s = now
+        if self._decided_at_once > MAX_AT_ONCE:
+            self._fail(f"decided {MAX_AT_ONCE} times at one instant, as if in answer to itself")
+            return
+        self._decide(now)
+
+    def _decide(self, now: float) -> None:
+        self._h.now = now
         begun = time.perf_counter()
         try:
             with time_limit(self._decide_limit_s):
                 asks = list(self.policy.decide(self._h, self._s))
+            self._h.changes.clear()
+            self._s.changes.clear()
         except TimeLimitPassed:
             asks = []
             self._fail(f"did not decide within {self._decide_limit_s:g} s")
@@ -217,8 +255,6 @@ class PolicyRunner:
             self._fail(f"raised {type(error).__name__}: {error}")
         self.statistics.decide_s += time.perf_counter() - begun
         self.statistics.decisions += 1
-        self._h.changes.clear()
-        self._s.changes.clear()
         for ask in asks:
             try:
                 self._send(check_ask(ask))
@@ -234,6 +270,8 @@ class PolicyRunner:
         """
         message, key = ask
         now = trio.current_time()
+        if len(self._outbox) >= MAX_OPEN and not isinstance(message, Withdraw):
+            raise LocalProtocolError(f"has {MAX_OPEN} operations open, the most that it may")
         if not isinstance(message, Control):
             self._bus.publish(self._sequencer.wrap(message, key, now))
             return
@@ -258,4 +296,5 @@ class PolicyRunner:
     def _fail(self, why: str) -> None:
         if self.statistics.failure is None:
             self.statistics.failure = why
+            self._h, self._s = HarnessView(), EngineViews()  # whatever it did to the old ones
             _log.error("policy.failed", policy=self.source, why=why)

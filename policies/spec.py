@@ -76,7 +76,7 @@ def _make(factory: Any, arguments: tuple[float, ...], word: str) -> str:
         made = factory(*arguments)
     except ConfigError as error:
         raise ConfigError(f"policy {word!r}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"policy {word!r} cannot be made: {error}") from error
     problem = shape_problem(made)
     if problem:

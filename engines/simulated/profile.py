@@ -15,7 +15,8 @@ from hear.plugins import nearest
 
 # TOML knows inf, and integers without end; nothing here is either.
 Positive = Annotated[float, Meta(gt=0, lt=1e30)]
-Share = Annotated[float, Meta(gt=0, le=1)]
+Rate = Annotated[float, Meta(ge=1e6, lt=1e30)]  # slower, and no step would end
+Share = Annotated[float, Meta(ge=0.001, le=1)]
 PositiveInt = Annotated[int, Meta(gt=0, lt=2**53)]
 NotNegative = Annotated[float, Meta(ge=0, lt=1e30)]
 
@@ -36,9 +37,9 @@ class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Peak rates of a GPU and the share of each that serving reaches; ``step_s`` is fixed cost."""
 
     name: str
-    flops_per_s: Positive
+    flops_per_s: Rate
     flops_efficiency: Share
-    bytes_per_s: Positive
+    bytes_per_s: Rate
     bytes_efficiency: Share
     step_s: NotNegative = 0.003
 
@@ -50,7 +51,7 @@ class Tiers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpu_kv_gib: Positive
     cpu_kv_gib: NotNegative = 0.0
     cpu: Literal["inclusive", "exclusive"] = "inclusive"
-    transfer_bytes_per_s: Positive = 25e9
+    transfer_bytes_per_s: Rate = 25e9
 
 
 class Scheduler(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

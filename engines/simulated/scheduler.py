@@ -156,7 +156,7 @@ class Scheduler:
             whole = self.num_blocks(request.num_tokens) - held
             reserve = whole if self._limits.reserve_full_prompt else ask
             if not self._cache.fits(hits, max(ask, reserve)):
-                if from_ready and not self.running and not plan.shares:
+                if from_ready and not (self.running or self.loading):
                     self._break_deadlock(now)
                     continue
                 return
@@ -193,9 +193,10 @@ class Scheduler:
             budget -= share
 
     def _break_deadlock(self, now: float) -> None:
-        # Loaded requests hold all there is and none can go on: the last gives way. One alone
-        # always fits, since what never could was rejected on arrival.
-        victim = self.ready.pop() if len(self.ready) > 1 else self.ready.pop(0)
+        # Loaded requests hold all there is and none can go on: the last in order gives way. One
+        # alone always fits, since what never could was rejected on arrival.
+        victim = max(self.ready, key=lambda request: request.order)
+        self.ready.remove(victim)
         self._preempt(victim, now)
 
     def _give(self, plan: StepPlan, request: SimRequest, share: int, now: float) -> None:

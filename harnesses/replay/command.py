@@ -5,11 +5,10 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 from rich.console import Console
@@ -19,10 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hear import plugins
 from hear.cli import Command
 from hear.errors import ConfigError
+from hear.harnesses.replay.output import check_outputs, write_whole
 from hear.harnesses.replay.plan import Plan, Run, Source
 from hear.harnesses.replay.processes import log_to_stderr, run_all
 from hear.harnesses.replay.report import write_report
-from hear.harnesses.replay.results import RunResult
+from hear.harnesses.replay.results import Row, RunResult
 from hear.harnesses.replay.scbench import TASKS
 from hear.harnesses.replay.table import print_results
 
@@ -36,6 +36,9 @@ DEFAULTS: dict[str, dict[str, str]] = {
     "agentic": {"engine": "h100-qwen3-8b", "policy": PAPER_MOONCAKE},
 }
 DEFAULT_SEED = "1"
+MAX_COUNT = 1_000_000  # of jobs, sessions or tokens; more is a slip of the keyboard
+
+_T = TypeVar("_T")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -96,9 +99,9 @@ def run(namespace: argparse.Namespace) -> int:
         sys.path.append(os.getcwd())  # so that a policy of one's own is found where one stands
     log_to_stderr()
     plan = _plan(namespace)
-    for path in (namespace.json, namespace.report):
-        if path is not None:
-            _check_writable(path)
+    outputs = [path for path in (namespace.json, namespace.report) if path is not None]
+    trace = getattr(namespace, "trace", None)
+    check_outputs(outputs, [Path(name) for name in (trace, namespace.engine) if name])
     num_turns = plan.count_turns()
     runs = plan.runs()
     results: list[RunResult | None] = [None] * len(runs)
@@ -110,8 +113,8 @@ def run(namespace: argparse.Namespace) -> int:
         interrupted = True
     finished = [result for result in results if result is not None]
     if finished:
-        print_results(finished)
-        _write_all(finished, namespace, errors)
+        _write_all(finished, namespace, errors)  # first, since a terminal may have gone
+        _print(finished, errors)
     for error in errors:
         print(f"hear: {' '.join(error.split())}", file=sys.stderr)
     if interrupted:
@@ -124,17 +127,34 @@ def run(namespace: argparse.Namespace) -> int:
 def _write_all(
     results: Sequence[RunResult], namespace: argparse.Namespace, errors: list[str]
 ) -> None:
+    command = shlex.join(["hear", *sys.argv[1:]])
+    rows = [result.row for result in results]
+    outputs: list[tuple[Path | None, Callable[[Path], None]]] = [
+        (namespace.json, lambda path: write_whole(path, _as_json(rows))),
+        (namespace.report, lambda path: write_report(results, path, command=command)),
+    ]
+    for path, write in outputs:
+        if path is not None:
+            try:
+                write(path)
+            except OSError as error:
+                errors.append(f"{path}: cannot be written: {error.strerror}")
+
+
+def _print(results: Sequence[RunResult], errors: list[str]) -> None:
+    if sys.stdout is None:
+        return
     try:
-        if namespace.json is not None:
-            _write(namespace.json, msgspec.json.format(msgspec.json.encode(_rows(results))))
-        if namespace.report is not None:
-            write_report(results, namespace.report, command=shlex.join(["hear", *sys.argv[1:]]))
+        print_results(results)
+        sys.stdout.flush()
     except OSError as error:
-        errors.append(f"{error.filename}: cannot be written: {error.strerror}")
+        errors.append(f"the table cannot be printed: {error.strerror}")
+        # What is left in the buffer would fail again as Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _rows(results: Sequence[RunResult]) -> list[Any]:
-    return [result.row for result in results]
+def _as_json(rows: Sequence[Row]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(rows)) + b"\n"
 
 
 def _run_all(
@@ -179,7 +199,7 @@ def _no_progress(index: int, done: int) -> None:
 
 
 def _plan(namespace: argparse.Namespace) -> Plan:
-    policies = tuple(namespace.policy.split(","))
+    policies = _once("--policy", [word.strip() for word in namespace.policy.split(",")])
     for policy in policies:
         plugins.load("parts", "policy-spec")(policy)
     plugins.load("engines", "simulated")(namespace.engine, block_size=512, name="engine0")
@@ -195,11 +215,18 @@ def _plan(namespace: argparse.Namespace) -> Plan:
             **options,
         ),
         engine=namespace.engine,
-        loads=tuple(_load(word) for word in namespace.load.split(",")),
+        loads=_once("--load", [_load(word) for word in namespace.load.split(",")]),
         policies=policies,
-        seeds=tuple(_seed(word) for word in namespace.seed.split(",")),
+        seeds=_once("--seed", [_seed(word) for word in namespace.seed.split(",")]),
         loop=getattr(namespace, "loop", "closed"),
     )
+
+
+def _once(option: str, values: list[_T]) -> tuple[_T, ...]:
+    for value in values:
+        if values.count(value) > 1:
+            raise ConfigError(f"{option}: {value} is named twice")
+    return tuple(values)
 
 
 def _load(word: str) -> float:
@@ -214,9 +241,12 @@ def _load(word: str) -> float:
 
 def _seed(word: str) -> int:
     try:
-        return int(word)
+        seed = int(word)
     except ValueError:
-        raise ConfigError(f"--seed {word!r}: expected whole numbers") from None
+        seed = -1
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"--seed {word!r}: expected whole numbers from 0 to below 2**63")
+    return seed
 
 
 def _window(text: str) -> tuple[float, float]:
@@ -235,8 +265,10 @@ def _positive(word: str) -> int:
         number = int(word)
     except ValueError:
         number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"got {word!r}, expected a whole number of at least 1")
+    if not 1 <= number <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(
+            f"got {word!r}, expected a whole number of at least 1 and at most {MAX_COUNT}"
+        )
     return number
 
 
@@ -248,36 +280,6 @@ def _rate(word: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"got {word!r}, expected a positive number")
     return number
-
-
-def _check_writable(path: Path) -> None:
-    """See before anything runs that there is a place for what comes of it.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    try:
-        if path.is_dir():
-            raise ConfigError(f"{path}: is a folder, expected a file")
-        if path.exists() and not path.is_file():
-            return  # a terminal, a pipe
-        with TemporaryFile(dir=path.absolute().parent):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    if path.exists() and not path.is_file():
-        path.write_bytes(data + b"\n")
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data + b"\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 COMMAND = Command("replay a recorded workload under several policies", configure, run)

@@ -49,7 +49,7 @@ def read_lines(path: Path | Traversable, type_: type[_T]) -> Iterator[tuple[int,
                     row = decoder.decode(line)
                 except msgspec.ValidationError as error:
                     raise ConfigError(f"{path}:{number}: {_explain(line, str(error))}") from error
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise ConfigError(
                         f"{path}:{number}: got {_short(line.decode(errors='replace').strip())}, "
                         f"expected one JSON object ({error})"
@@ -85,4 +85,5 @@ def _explain(line: bytes, message: str) -> str:
 
 
 def _short(text: str) -> str:
+    text = "".join(c if c.isprintable() else "?" for c in text[:80])
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -3,7 +3,6 @@
 Owns what stands on the page and in which words. The same results give the same bytes.
 """
 
-import os
 from collections.abc import Sequence
 from importlib.resources import files
 from itertools import groupby
@@ -22,6 +21,7 @@ from hear.harnesses.replay.figures import (
     scenes,
     ttft_distributions,
 )
+from hear.harnesses.replay.output import write_whole
 from hear.harnesses.replay.report_tables import (
     TIMES,
     best_of_each_load,
@@ -58,12 +58,7 @@ def write_report(results: Sequence[RunResult], path: Path, command: str = "") ->
     Raises:
         OSError: the page can't be written; what stood at ``path`` before still does.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(page(results, command), encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, page(results, command).encode())
 
 
 def page(results: Sequence[RunResult], command: str = "") -> str:

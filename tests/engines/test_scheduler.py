@@ -239,13 +239,32 @@ def test_when_blocks_run_out_the_last_in_order_is_preempted_and_computed_again()
 
 
 def test_nobody_new_starts_in_a_step_that_preempted() -> None:
-    machine = Machine(gpu=5, budget=1000)
+    machine = Machine(gpu=5, seqs=2, budget=1000)
     machine.add("a", num_blocks=1, output_tokens=2 * BLOCK)
     machine.add("b", num_blocks=1, output_tokens=2 * BLOCK)
+    machine.step()
+    machine.add("c", num_blocks=0, priority=-1)  # there is room for it as soon as b has gone
     while not machine.scheduler.preemptions:
-        machine.add(num_blocks=0) if machine.num_added < 3 and machine.now > 12 else None
         plan = machine.step()
     assert list(shares(plan)) == ["a"]
+    assert list(shares(machine.step())) == ["a", "c"]
+
+
+def test_a_preempted_request_is_protected_once_its_bound_has_passed_since_it_came() -> None:
+    machine = Machine(gpu=5, budget=1000)
+    hot = machine.add("hot", num_blocks=1, output_tokens=2 * BLOCK, priority=-9)
+    guarded = machine.add("guarded", num_blocks=1, output_tokens=2 * BLOCK)
+    machine.scheduler.waiting.bound(guarded, 3.0, required=True)
+    while not guarded.preemptions:
+        machine.step()
+        assert not guarded.protected  # since it started within its bound
+    machine.step()
+    assert guarded.protected
+    hotter = machine.add("hotter", num_blocks=1, priority=-99)
+    while hotter.started_s is None:
+        plan = machine.step()
+    assert list(shares(plan)) == ["guarded", "hotter"]  # and not before it
+    assert machine.ended[0] is hot
 
 
 def test_the_least_urgent_is_preempted_even_if_it_had_its_share_already() -> None:
@@ -280,11 +299,64 @@ def test_what_was_taken_back_before_it_was_computed_is_found_by_nobody() -> None
     assert (victim.produced, other.produced) == (20, 9)
 
 
-def test_a_protected_request_is_not_preempted_while_another_runs() -> None:
-    machine = Machine(gpu=5, budget=1000)
+def test_the_budget_that_was_taken_back_is_given_to_the_others() -> None:
+    machine = Machine(gpu=6, budget=20, reserve=False)
+    victim = machine.add("victim", num_blocks=1, extra_tokens=0, output_tokens=9, priority=9)
+    machine.step()
+    machine.add("last", num_blocks=1, extra_tokens=0, output_tokens=9)
+    machine.step()
+    machine.add("urgent", num_blocks=3, extra_tokens=0, priority=-9)
+    assert shares(machine.step()) == {"victim": 1, "last": 1, "urgent": 18}
+    batch = machine.scheduler.running
+    batch.append(batch.pop(1))  # as if it had been preempted once
+    assert shares(machine.step()) == {"urgent": 19, "last": 1}
+    assert victim.preemptions == 1
+    machine.run()
+
+
+def test_those_behind_the_one_that_is_preempted_still_have_their_turn() -> None:
+    machine = Machine(gpu=4, budget=1000)
+    victim = machine.add("victim", num_blocks=1, extra_tokens=0, output_tokens=30, priority=9)
+    machine.step()
+    machine.add("one", num_blocks=1, extra_tokens=0, output_tokens=9)
+    machine.step()
+    machine.add("two", num_blocks=1, extra_tokens=0, output_tokens=9)
+    machine.add("three", num_blocks=0, output_tokens=9)
+    while not victim.preemptions:
+        plan = machine.step()
+    running = [sim.id for sim in machine.scheduler.running]
+    assert list(shares(plan)) == running
+    machine.run()
+
+
+def test_loads_that_hold_all_there_is_and_cannot_go_on_give_way_to_the_first() -> None:
+    machine = Machine(gpu=8, cpu=64, budget=1000, copy_s=0.5)
+    for context in "ab":
+        machine.add(context=context, num_blocks=2)
+        machine.run()
+    machine.now = 50.0
+    machine.add("p", num_blocks=7)  # pushes both from the GPU
+    machine.run()
+    first = machine.add("first", context="a", num_blocks=6)
+    second = machine.add("second", context="b", num_blocks=5)
+    machine.begin()
+    assert [sim.state for sim in (first, second)] == ["loading", "loading"]
+    machine.run()
+    assert [sim.id for sim in machine.ended][-2:] == ["first", "second"]
+    assert second.preemptions == 1
+
+
+@pytest.mark.parametrize("order", ["priority", "fcfs"])
+def test_a_protected_request_is_not_preempted_while_another_runs(
+    order: Literal["priority", "fcfs"],
+) -> None:
+    machine = Machine(gpu=5, budget=1000, order=order)
     guarded = machine.add("guarded", num_blocks=1, output_tokens=40, priority=9)
     machine.scheduler.waiting.bound(guarded, 0.0, required=True)
     hot = machine.add("hot", num_blocks=1, output_tokens=40, priority=-9)
+    # In the batch it stands behind the other, as one does that was preempted before.
+    machine.step()
+    machine.scheduler.running.reverse()
     machine.run()
     assert guarded.preemptions == 0
     assert hot.preemptions > 0
@@ -368,8 +440,8 @@ ARRIVALS = st.lists(
     st.builds(
         Arrival,
         after=st.integers(0, 4),
-        context=st.sampled_from("abc"),
-        num_blocks=st.integers(0, 4),
+        context=st.sampled_from("ab"),
+        num_blocks=st.integers(0, 6),
         extra_tokens=st.integers(0, BLOCK - 1),
         output_tokens=st.integers(1, 20),
         priority=st.integers(-3, 3),
@@ -382,7 +454,7 @@ ARRIVALS = st.lists(
 )
 MACHINES = st.fixed_dictionaries(
     {
-        "gpu": st.integers(6, 9),
+        "gpu": st.integers(9, 12),
         "cpu": st.sampled_from([0, 4, 12]),
         "inclusive": st.booleans(),
         "seqs": st.integers(1, 4),

@@ -351,9 +351,13 @@ async def test_a_restart_begins_a_new_epoch_and_fails_what_was_open(
         assert b.backend.runs == 1
         await trio.sleep(1.0)
         assert (b.backend.runs, b.worker.epoch) == (2, 2)
+        b.backend.fail()
+        await trio.sleep(1.1)
+        assert b.worker.epoch == 3
+        assert len(b.messages(RequestOutcome)) == 1  # it has failed already
         b.backend.report(Report(queue=QueueChanged()))
         await b.settle()
-        assert [(e.epoch, e.seq) for e in b.heard if e.kind == "queue_changed"] == [(2, 1)]
+        assert [(e.epoch, e.seq) for e in b.heard if e.kind == "queue_changed"] == [(3, 1)]
 
 
 async def test_a_backend_that_fails_again_and_again_ends_the_worker(

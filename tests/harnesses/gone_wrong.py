@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from hear.engine_view import EngineViews
 from hear.harness_view import HarnessView
-from hear.messages import BoundWait, Key, RequestDescribed
+from hear.messages import BoundWait, Hold, Key, RequestDescribed
 from hear.seams import Ask
 
 
@@ -50,3 +50,15 @@ class Unmakeable(Guards):
         Unmakeable.num_made += 1
         if Unmakeable.num_made > 1:
             raise RuntimeError("only one of me")
+
+
+class Restless:
+    """Asks again whenever what it asked for has had an effect."""
+
+    name = "restless"
+    observes = ("intent.>", "state.*.*.queue.>")
+
+    def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+        for view in s.values():
+            for request in view.waiting:
+                yield Ask(Hold(hold_s=30), Key(request=request, engine=view.name))

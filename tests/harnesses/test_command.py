@@ -348,6 +348,10 @@ def until(what: str, condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def _hear_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def long_replay(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Three runs at once, in a group of their own; two are short and two are long."""
@@ -367,6 +371,8 @@ def long_replay(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Whoever runs the tests in the background may have SIGINT ignored, which is inherited.
+        preexec_fn=_hear_interrupts,
     )
     with process:
         yield process

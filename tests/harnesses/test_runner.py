@@ -270,6 +270,14 @@ def test_a_policy_that_raises_in_mid_run_is_told_of_and_the_rest_goes_on() -> No
     assert result.cost.controls["session-aware"] > 24
 
 
+def test_a_policy_that_answers_itself_without_end_is_left_out() -> None:
+    result = run(*crowd(), policy="tests.harnesses.gone_wrong:Restless")
+    [failure] = result.row.policy_failures
+    assert failure.startswith("restless decided 1000 times at one instant")
+    assert result.row.turns == 24
+    assert result.row.operations_open == 0
+
+
 def test_a_policy_or_an_engine_that_is_none_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no engine named"):
         replay(

@@ -38,7 +38,7 @@ from hear.messages import (
     ReuseExpected,
     Withdraw,
 )
-from hear.policies.runner import PolicyRunner
+from hear.policies.runner import MAX_OPEN, PolicyRunner
 from hear.seams import Ask, Policy, Verdict
 from hear.subjects import stem
 
@@ -403,7 +403,7 @@ async def test_a_policy_that_is_too_slow_to_hear_is_left_out_and_takes_back_what
         await stage.describe()
         assert len(stage.engine.effects) == 3
         harness = Sequencer("flood")
-        for number in range(5000):
+        for number in range(66_000):
             key = Key(request=f"x{number}", engine="e")
             stage.bus.publish(harness.wrap(RequestDescribed(), key, 0.0))
         await runner.stopped.wait()
@@ -437,6 +437,16 @@ def returns(*asks: object) -> Decide:
     return lambda h, s: asks  # type: ignore[return-value]
 
 
+def replaces_its_changes(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+    s.changes = 3  # type: ignore[assignment]
+    return ()
+
+
+FLOOD = [
+    Ask(Prioritise(priority=1), Key(request=f"nobody{number}", engine="e"))
+    for number in range(MAX_OPEN + 1)
+]
+
 MISBEHAVE = [
     (raises, "raised ValueError: on purpose"),
     (raises_midway, "raised ValueError: on purpose"),
@@ -452,6 +462,7 @@ MISBEHAVE = [
     (returns((Prioritise(priority=object()), ASK.key)), "body cannot be encoded"),  # type: ignore[arg-type]
     (returns((QueueChanged(), Key(engine="e"))), "asked for QueueChanged, expected a control"),
     (returns((ReuseExpected(basis="known"), Key(context="c"))), "expected predicted"),
+    (replaces_its_changes, "raised AttributeError"),
 ]
 
 
@@ -485,6 +496,30 @@ async def test_a_policy_that_misbehaves_is_left_out_and_the_others_go_on(
         assert calls == 2
         assert good.statistics.failure is None
         assert good.statistics.controls == 3
+
+
+async def test_a_policy_that_floods_is_left_out() -> None:
+    async with staged() as stage:
+        bad = await stage.add(Script(returns(*FLOOD), name="bad"))
+        assert bad.statistics.failure == f"has {MAX_OPEN} operations open, the most that it may"
+        assert bad.statistics.controls == MAX_OPEN + 1  # and then the one that takes all back
+
+
+async def test_a_policy_that_damages_its_views_is_left_out() -> None:
+    def damages(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
+        h.requests = None  # type: ignore[assignment]
+        return ()
+
+    async with staged() as stage:
+        bad = await stage.add(Script(damages, name="bad"))
+        good = await stage.add(Script(on_described(ASK), name="good"))
+        stage.engine.accept("r")
+        await stage.describe()
+        await stage.describe("r2")
+        assert bad.stopped.is_set()
+        assert bad.statistics.failure is not None
+        assert bad.statistics.failure.startswith("left its views unusable")
+        assert good.statistics.failure is None
 
 
 async def test_what_a_policy_asked_before_the_nonsense_is_withdrawn_too() -> None:

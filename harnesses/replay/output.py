@@ -1,0 +1,49 @@
+"""Writing results to files: whole or not at all, and into what is there, not over it."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from hear.errors import ConfigError
+
+
+def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """See before anything runs that there is a place for what comes of it.
+
+    Raises:
+        ConfigError: there is none, two outputs are the same file, or one is also an input.
+    """
+    taken = {path.resolve(): "is read" for path in inputs}
+    for path in outputs:
+        target = path.resolve()
+        try:
+            if path.is_dir():
+                raise ConfigError(f"{path}: is a folder, expected a file")
+            if path.exists() and not path.is_file():
+                continue  # a terminal, a pipe
+            if target in taken:
+                raise ConfigError(f"{path}: {taken[target]} already, expected a file of its own")
+            with TemporaryFile(dir=target.parent):
+                pass
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        taken[target] = "is written"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; a link is followed, and a pipe or device written to.
+
+    Raises:
+        OSError: it cannot be written; what stood there before still does.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+        return
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
