@@ -159,7 +159,7 @@ def test_output_that_cannot_be_written_after_all_is_one_line_after_the_table(
     def write(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(command, "_write", write)
+    monkeypatch.setattr(command, "write_whole", write)
     assert cli.main([*SMALL, "--policy", "fcfs", "--json", str(tmp_path / "rows.json")]) == 1
     printed = capsys.readouterr()
     assert "fcfs" in printed.out
