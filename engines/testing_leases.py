@@ -1,5 +1,7 @@
 """Rules on retention: a lease that ranks blocks under pressure, ends, and never blocks service."""
 
+import math
+
 import trio
 
 from hear.engines.testing_bench import Bench, bench
@@ -23,7 +25,8 @@ async def _serve(b: Bench, context: str, *, num_blocks: int | None = None) -> se
 async def _lease(
     b: Bench, context: str, *, lease_s: float | None = None, score: float = 1.0
 ) -> str:
-    lease_s = 10 * b.engine.patience_s if lease_s is None else lease_s
+    if lease_s is None:  # for as long as the rule may take
+        lease_s = min(10 * b.engine.patience_s, b.capabilities.max_lease_s or math.inf)
     operation = b.send(Retain(lease_s=lease_s, score=score), context=context)
     await b.accepted(operation)
     return operation

@@ -37,7 +37,8 @@ class MakeRequest(Protocol):
     ) -> InferenceRequest:
         """The prompt is those blocks and at least one token more, but not a whole block more.
 
-        Requests of one context share the blocks that both have; of different contexts none. The
+        Requests of one context share the blocks that both have; of different contexts none. With
+        the same number of blocks they are the same prompt, and so have the same output. The
         request names its context, and its ``prompt_hashes`` are those that the engine reports.
         """
         ...

@@ -82,14 +82,22 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute now."""
+        while True:
+            self._promote(now)
+            plan = StepPlan()
+            budget = self._limits.max_num_batched_tokens
+            budget, preempted = self._schedule_running(plan, budget, now)
+            if not preempted:
+                self._schedule_waiting(plan, budget, now)
+            if plan.shares:
+                return plan
+            if not preempted:
+                return None
+            # An empty step, which takes no time: the next one has the room that came free.
+
+    def _promote(self, now: float) -> None:
         for request in self.waiting.promote(now):
             self.moved[request.id] = request
-        plan = StepPlan()
-        budget = self._limits.max_num_batched_tokens
-        budget, preempted = self._schedule_running(plan, budget, now)
-        if not preempted:
-            self._schedule_waiting(plan, budget, now)
-        return plan if plan.shares else None
 
     def _schedule_running(self, plan: StepPlan, budget: int, now: float) -> tuple[int, bool]:
         preempted = False
@@ -198,6 +206,7 @@ class Scheduler:
         victim = max(self.ready, key=lambda request: request.order)
         self.ready.remove(victim)
         self._preempt(victim, now)
+        self._promote(now)
 
     def _give(self, plan: StepPlan, request: SimRequest, share: int, now: float) -> None:
         """Hand a request its share: blocks for it, and the names of those that become full."""

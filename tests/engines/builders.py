@@ -1,6 +1,6 @@
 """Small engines, and requests for them. A block is 16 tokens."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Literal
@@ -130,6 +130,3 @@ SETUPS: dict[str, EngineFactory] = {
     "one tier": under_test(profile(gpu=32, seqs=1)),
     "fcfs": under_test(profile(gpu=32, cpu=64, seqs=1, order="fcfs")),
 }
-
-
-Blocks = Sequence[int]

@@ -9,7 +9,7 @@ import structlog
 from trio.testing import MockClock
 
 from hear.engines.simulated.backend import SimulatedEngine
-from hear.engines.testing import RULES, EngineFactory, EngineUnderTest, check_rule
+from hear.engines.testing import RULES, EngineFactory, EngineUnderTest, check_engine, check_rule
 from hear.messages import BlocksStored, CapabilitiesReported, QueueSnapshot
 from hear.operation import Operation
 from hear.seams import Report, Verdict
@@ -74,6 +74,12 @@ async def test_an_engine_without_controls_can_be_put_through_all_rules(
         assert verdict == "unsupported"
     else:
         assert verdict == ("cannot be checked" if rule.crashes or rule.looks_at else "kept")
+
+
+async def test_all_rules_can_be_checked_in_one_call(autojump_clock: MockClock) -> None:
+    verdicts = await check_engine(attached)
+    assert list(verdicts) == list(RULES)
+    assert set(verdicts.values()) == {"kept", "unsupported", "cannot be checked"}
 
 
 async def test_what_cannot_crash_is_not_said_to_survive_it(autojump_clock: MockClock) -> None:
