@@ -12,7 +12,6 @@ and starts no task, so what one subscription gets, and in which order, follows f
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -21,7 +20,7 @@ import trio
 from hear.errors import BusError, LaggedError, LocalProtocolError
 from hear.messages import Envelope
 from hear.seams import BusStatistics, SnapshotProvider, SubscriptionStatistics
-from hear.subjects import NOBODY, Pattern, stem, subject
+from hear.subjects import NOBODY, Pattern, stem_of, subject
 
 DEFAULT_CAPACITY = 4096
 _MAX_ROUTES = 16_384
@@ -33,22 +32,11 @@ _Entry = tuple[int, str, Envelope]
 """Place in the order of publication, stem of the subject, message."""
 
 
-def _stem(envelope: Envelope) -> str:
-    return stem(envelope.category, envelope.tenant, envelope.key, envelope.kind)
-
-
 def _with_any_key(pattern: Pattern) -> Pattern:
     head, _, last = pattern.text.rpartition(".")
     if last in ("*", ">") or head.count(".") != _STEM_TOKENS - 1:
         return pattern
     return Pattern(f"{head}.*")
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBusStatistics(BusStatistics):
-    """``lagged`` counts the subscriptions that were closed with ``LaggedError``."""
-
-    lagged: int = 0
 
 
 class MemorySubscription:
@@ -131,7 +119,7 @@ class MemorySubscription:
         provides one, if the stream is not one of this subscription, or after its end.
         """
         if self._entered and self._error is None:
-            scope = _stem(envelope)
+            scope = stem_of(envelope)
             if scope in self._bus._providers and self._covers(scope):
                 self._wanted[scope] = None
                 self._wake()
@@ -171,7 +159,7 @@ class MemorySubscription:
         if snapshots:
             included: dict[tuple[str, str], tuple[int, int]] = {}
             for made in snapshots:
-                included[made.source, _stem(made)] = made.epoch, made.seq
+                included[made.source, stem_of(made)] = made.epoch, made.seq
             nothing = (-1, -1)
             batch = snapshots + [
                 e
@@ -274,7 +262,7 @@ class MemoryBus(trio.abc.AsyncResource):
         if self._closed:
             raise BusError(f"message {envelope.id} ({envelope.kind}): the bus is closed")
         category = envelope.category
-        scope = stem(category, envelope.tenant, envelope.key, envelope.kind)
+        scope = stem_of(envelope)
         route = self._routes.get(scope)
         if route is None:
             route = self._find_route(scope)
@@ -327,9 +315,9 @@ class MemoryBus(trio.abc.AsyncResource):
             )
         self._providers[subject] = provider
 
-    def statistics(self) -> MemoryBusStatistics:
+    def statistics(self) -> BusStatistics:
         """What has passed, and who lags: one row for each subscription that was not left."""
-        return MemoryBusStatistics(
+        return BusStatistics(
             published=dict(self._published),
             subscriptions=tuple(reader.statistics() for reader in self._subscriptions),
             lagged=self._lagged,

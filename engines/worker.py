@@ -11,7 +11,9 @@ from math import inf
 
 import structlog
 import trio
+from msgspec.structs import replace
 
+from hear.blocks import HASH_BYTES
 from hear.delivery import Sequencer
 from hear.errors import BusError, EngineError, LaggedError
 from hear.intake import Intake, Step
@@ -211,16 +213,7 @@ class EngineWorker:
             return Verdict("failed", "engine_error", str(error))
 
     def _at_home(self, key: Key) -> Key:
-        if key.engine is not None:
-            return key
-        return Key(
-            request=key.request,
-            context=key.context,
-            context_version=key.context_version,
-            engine=self.name,
-            operation=key.operation,
-            workflow=key.workflow,
-        )
+        return key if key.engine is not None else replace(key, engine=self.name)
 
     # -- what is published --------------------------------------------------------------------
 
@@ -245,7 +238,7 @@ class EngineWorker:
         parts: list[list[BlocksStored]] = [[]]
         room = SNAPSHOT_BLOCKS
         for chain in self._backend.residency():
-            size = len(chain.prefix_hashes) // 8
+            size = len(chain.prefix_hashes) // HASH_BYTES
             if size > room and parts[-1]:
                 parts.append([])
                 room = SNAPSHOT_BLOCKS

@@ -44,10 +44,14 @@ class SubscriptionStatistics:
 
 @dataclass(frozen=True, slots=True)
 class BusStatistics:
-    """Messages published by category, and how each subscription fares."""
+    """Messages published by category, and how each subscription fares.
+
+    ``lagged`` counts the subscriptions that were closed with ``LaggedError``.
+    """
 
     published: dict[str, int]
     subscriptions: tuple[SubscriptionStatistics, ...]
+    lagged: int = 0
 
 
 class Subscription(Protocol):

@@ -51,20 +51,21 @@ def _stem(category: str, tenant: str, instance: str | None, kind: str) -> str:
     return f"{token(category)}.{token(tenant)}.{token(instance)}.{topic}"
 
 
+def stem_of(envelope: Envelope) -> str:
+    """The stem of the subject that an envelope is published on."""
+    return stem(envelope.category, envelope.tenant, envelope.key, envelope.kind)
+
+
 def subject(envelope: Envelope) -> str:
     """The subject that an envelope is published on."""
     key = envelope.key
     last = key.request or key.context or key.operation
-    return f"{stem(envelope.category, envelope.tenant, key, envelope.kind)}.{token(last)}"
+    return f"{stem_of(envelope)}.{token(last)}"
 
 
 def channel(envelope: Envelope) -> Channel:
     """The scope in which the envelope's ``seq`` counts."""
-    return (
-        envelope.source,
-        envelope.epoch,
-        stem(envelope.category, envelope.tenant, envelope.key, envelope.kind),
-    )
+    return envelope.source, envelope.epoch, stem_of(envelope)
 
 
 class Pattern:

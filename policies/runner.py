@@ -275,14 +275,7 @@ class PolicyRunner:
         if not isinstance(message, Control):
             self._bus.publish(self._sequencer.wrap(message, key, now))
             return
-        key = Key(
-            request=key.request,
-            context=key.context,
-            context_version=key.context_version,
-            engine=key.engine,
-            operation=self._sequencer.next_id(),
-            workflow=key.workflow,
-        )
+        key = replace(key, operation=self._sequencer.next_id())
         envelope = self._sequencer.wrap(message, key, now)
         life = DEFAULT_DEADLINE_S if message.deadline_s is None else message.deadline_s - now
         if isinstance(message, Retain):

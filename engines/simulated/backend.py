@@ -295,6 +295,10 @@ class SimulatedEngine:
             self._now_idle(sim, now)
         outcome = outcome_of(sim, status, reason, now)
         self._outcomes.append((key_of(sim), outcome))
+        self._tell(sim, outcome)
+
+    def _tell(self, sim: SimRequest, outcome: RequestOutcome) -> None:
+        """Let its client go on."""
         self._ended[sim.id] = sim, outcome
         if (event := self._waiters.get(sim.id)) is not None:
             event.set()
@@ -312,10 +316,7 @@ class SimulatedEngine:
         now = trio.current_time()
         for sim in list(self._requests.values()):
             if sim.prepare is None:
-                outcome = outcome_of(sim, "failed", reason, now)
-                self._ended[sim.id] = sim, outcome
-                if (event := self._waiters.get(sim.id)) is not None:
-                    event.set()
+                self._tell(sim, outcome_of(sim, "failed", reason, now))
 
     def _flush(self, report: Callable[[Report], None]) -> None:
         scheduler = self.scheduler

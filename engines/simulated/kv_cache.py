@@ -151,15 +151,10 @@ class KvCache:
 
         Returns False if the GPU has another block of that hash; then it stays without.
         """
-        if self.on_gpu(block):
+        if not self.loaded(block, parent, now):
             return False
-        self._refs[block] = 1
-        self._changes.append((True, GPU, block, parent))
-        self._parents[block] = parent
         if self.inclusive:
             self.store(block, now)
-        elif block in self._cpu:
-            self.drop_cpu(block)
         return True
 
     def unname_block(self, block: int) -> None:
@@ -181,9 +176,10 @@ class KvCache:
                 self._refs[block] = refs
                 continue
             del self._refs[block]
-            self._free.add(block, self._leases.rank(block))
+            rank = self._leases.rank(block)
+            self._free.add(block, rank)
             if block in self._cpu:
-                self._cpu.add(block, self._leases.rank(block))
+                self._cpu.add(block, rank)
 
     def drop_gpu(self, block: int, now: float) -> None:
         """Remove a block that nobody uses from the GPU, now."""

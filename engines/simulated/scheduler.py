@@ -7,7 +7,7 @@ the first that does not fit ends the round, so nobody passes it. A prefix that t
 is loaded first, while others go ahead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
@@ -63,13 +63,8 @@ class Scheduler:
             return
         self.loading = [entry for entry in self.loading if entry[0] > now]
         for _, request in arrived:
-            for index in range(request.num_named, len(request.blocks)):
-                block = request.hash_at(index)
-                parent = request.hash_at(index - 1) if index else None
-                if self._cache.loaded(block, parent, now):
-                    request.blocks[index] = block
+            self._name_until(request, len(request.blocks), self._cache.loaded, now)
             request.computed = len(request.blocks) * self._block_size
-            request.num_named = len(request.blocks)
             if request.prepare is not None and request.computed >= request.num_tokens:
                 self.leave(request, now)
                 self.done.append(request)
@@ -217,20 +212,25 @@ class Scheduler:
         if short > 0:
             self._cache.allocate(short, now)
             request.blocks.extend([None] * short)
-        full = after // size
-        for index in range(request.num_named, full):
-            block = request.hash_at(index)
-            parent = request.hash_at(index - 1) if index else None
-            if self._cache.name_block(block, parent, now):
-                request.blocks[index] = block
-        if full > request.num_named:
-            request.num_named = full
+        self._name_until(request, after // size, self._cache.name_block, now)
         request.room = len(request.blocks) * size
         request.next_full = (request.num_named + 1) * size
         plan.shares.append((request, share))
         plan.new_tokens += share
         plan.pairs += share * before + share * (share + 1) // 2
         plan.kv_tokens += after
+
+    @staticmethod
+    def _name_until(
+        request: SimRequest, end: int, name: Callable[[int, int | None, float], bool], now: float
+    ) -> None:
+        """Give the blocks of a request up to ``end`` their hashes, as far as ``name`` lets them."""
+        for index in range(request.num_named, end):
+            block = request.hash_at(index)
+            parent = request.hash_at(index - 1) if index else None
+            if name(block, parent, now):
+                request.blocks[index] = block
+        request.num_named = max(request.num_named, end)
 
     def _take_back(self, plan: StepPlan, request: SimRequest) -> int:
         """Take the share of this step from a request again; returns how many tokens it was."""
