@@ -1,4 +1,4 @@
-"""Random storms over the simulated engine: see ``hear.engines.testing_storm``."""
+"""Random storms over the simulated engine: see ``hear.engines.testing.storm``."""
 
 from collections import Counter
 from typing import Any
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hear.blocks import pack
 from hear.engines.testing import EngineFactory
-from hear.engines.testing_storm import Crashed, Requested, Sent, Storm, weather
+from hear.engines.testing.storm import Crashed, Requested, Sent, Storm, weather
 from hear.messages import (
     Admit,
     BoundWait,

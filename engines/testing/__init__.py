@@ -13,18 +13,18 @@ framework.
 
 from typing import Literal
 
-from hear.engines import (
-    testing_claims,
-    testing_effects,
-    testing_leases,
-    testing_life,
-    testing_once,
-    testing_state,
-    testing_words,
+from hear.engines.testing import (
+    claims,
+    effects,
+    leases,
+    life,
+    once,
+    state,
+    words,
 )
-from hear.engines.testing_bench import bench
-from hear.engines.testing_samples import ALL_KINDS, send_sample
-from hear.engines.testing_setup import EngineFactory, EngineUnderTest, MakeRequest, Rule
+from hear.engines.testing.bench import bench as _bench  # the module keeps its name
+from hear.engines.testing.samples import ALL_KINDS, send_sample
+from hear.engines.testing.setup import EngineFactory, EngineUnderTest, MakeRequest, Rule
 
 __all__ = [
     "RULES",
@@ -41,13 +41,13 @@ Verdict = Literal["kept", "unsupported", "cannot be checked"]
 be made to crash, or cannot show what it holds, where that is what the rule is about."""
 
 RULES: dict[str, Rule] = {
-    **testing_words.rule,
-    **testing_state.rule,
-    **testing_life.rule,
-    **testing_once.rule,
-    **testing_effects.rule,
-    **testing_leases.rule,
-    **testing_claims.rule,
+    **words.rule,
+    **state.rule,
+    **life.rule,
+    **once.rule,
+    **effects.rule,
+    **leases.rule,
+    **claims.rule,
 }
 """All rules by id."""
 
@@ -69,7 +69,7 @@ async def check_rule(id: str, factory: EngineFactory) -> Verdict:
     """
     rule = RULES[id]
     try:
-        async with bench(factory) as b:
+        async with _bench(factory) as b:
             missing = [kind for kind in rule.needs if not b.claims(kind)]
             hidden = not b.engine.shows.issuperset(rule.looks_at)
             cannot_crash = rule.crashes and b.engine.crash is None

@@ -4,8 +4,8 @@ import msgspec
 import trio
 
 from hear.blocks import pack
-from hear.engines.testing_bench import Bench, bench
-from hear.engines.testing_setup import EngineFactory, RuleBook, require
+from hear.engines.testing.bench import Bench, bench
+from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import (
     BoundWait,
     Configure,

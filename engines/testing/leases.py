@@ -4,8 +4,8 @@ import math
 
 import trio
 
-from hear.engines.testing_bench import Bench, bench
-from hear.engines.testing_setup import EngineFactory, RuleBook, require
+from hear.engines.testing.bench import Bench, bench
+from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import Cancel, Release, Retain
 
 LEASE = "paper, section 4.2 and appendix A.2; docs/design.md: retention is a lease"

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from hear.engines.testing_setup import require
+from hear.engines.testing.setup import require
 from hear.messages import OperationOutcome
 from hear.operation import TERMINAL, TRANSITIONS, Phase
 

@@ -17,9 +17,9 @@ import trio
 
 from hear.codec import KINDS, open_body
 from hear.delivery import Outbox, Sequencer
-from hear.engines.testing_audit import check_applied, check_operation
-from hear.engines.testing_bench import Bench, Call, bench, memory_bus
-from hear.engines.testing_setup import EngineFactory, require
+from hear.engines.testing.audit import check_applied, check_operation
+from hear.engines.testing.bench import Bench, Call, bench, memory_bus
+from hear.engines.testing.setup import EngineFactory, require
 from hear.messages import Cancel, Control, Envelope, Key, OperationOutcome, Withdraw
 from hear.operation import Operation
 from hear.seams import Bus, BusStatistics, SnapshotProvider, Subscription

@@ -1,8 +1,8 @@
 """Rules on who prevails when several take hold of the same thing, and on leaving it again."""
 
-from hear.engines.testing_bench import Bench, bench
-from hear.engines.testing_effects import first_tokens
-from hear.engines.testing_setup import EngineFactory, RuleBook, require
+from hear.engines.testing.bench import Bench, bench
+from hear.engines.testing.effects import first_tokens
+from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import Admit, BoundWait, Force, Hold, Prioritise, Retain, Withdraw
 
 ARBITRATION = "docs/design.md: arbitration"

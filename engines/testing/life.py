@@ -2,9 +2,9 @@
 
 import trio
 
-from hear.engines.testing_bench import Call, bench
-from hear.engines.testing_samples import ALL_KINDS, REQUEST_KINDS, sample, send_sample
-from hear.engines.testing_setup import EngineFactory, RuleBook, require
+from hear.engines.testing.bench import Call, bench
+from hear.engines.testing.samples import ALL_KINDS, REQUEST_KINDS, sample, send_sample
+from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import (
     Prepare,
     Retain,

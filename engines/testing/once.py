@@ -4,15 +4,15 @@ import msgspec
 import trio
 
 from hear.codec import kind_of
-from hear.engines.testing_bench import Bench, bench
-from hear.engines.testing_samples import (
+from hear.engines.testing.bench import Bench, bench
+from hear.engines.testing.samples import (
     ALL_KINDS,
     CONTEXT_KINDS,
     REQUEST_KINDS,
     sample,
     send_sample,
 )
-from hear.engines.testing_setup import EngineFactory, RuleBook, require
+from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import (
     Envelope,
     Hold,

@@ -7,8 +7,8 @@ import trio
 from hear.blocks import pack
 from hear.codec import open_body
 from hear.engine_view import EngineView, EngineViews
-from hear.engines.testing_bench import Bench, bench
-from hear.engines.testing_setup import EngineFactory, RuleBook, require
+from hear.engines.testing.bench import Bench, bench
+from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import Key, RequestDescribed
 from hear.subjects import channel, stem
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import trio
 
 from hear.blocks import pack
-from hear.engines.testing_bench import Bench, Call, bench
-from hear.engines.testing_setup import EngineFactory, RuleBook, require
+from hear.engines.testing.bench import Bench, Call, bench
+from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import (
     Admit,
     BoundWait,

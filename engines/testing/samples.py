@@ -1,6 +1,6 @@
 """A control of each kind, for the rules that hold for all of them alike."""
 
-from hear.engines.testing_bench import Bench
+from hear.engines.testing.bench import Bench
 from hear.messages import (
     Admit,
     BoundWait,

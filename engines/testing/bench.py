@@ -15,8 +15,8 @@ from hear.blocks import unpack
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
-from hear.engines.testing_audit import check_applied, check_operation
-from hear.engines.testing_setup import (
+from hear.engines.testing.audit import check_applied, check_operation
+from hear.engines.testing.setup import (
     EngineFactory,
     EngineUnderTest,
     WatchedBackend,
