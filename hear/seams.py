@@ -124,6 +124,20 @@ class Bus(Protocol):
         ...
 
 
+class RememberingBus(Bus, Protocol):
+    """A bus that keeps the most recent messages, so that one can ask what has happened."""
+
+    async def history(self, patterns: Iterable[str]) -> Sequence[Envelope]:
+        """The messages that it still remembers and that a pattern matches, oldest first.
+
+        How far back that goes is bounded in bytes, and differs from bus to bus.
+
+        Raises:
+            BusError: the bus is closed or did not answer in time.
+        """
+        ...
+
+
 class Verdict(NamedTuple):
     """What a backend says of a control that it was handed.
 
