@@ -138,6 +138,18 @@ class RememberingBus(Bus, Protocol):
         ...
 
 
+class CentralBus(RememberingBus, Protocol):
+    """A bus with a centre, which knows how every participant fares and not only this one."""
+
+    async def central_statistics(self) -> BusStatistics:
+        """The same as ``statistics``, with rows of all participants.
+
+        Raises:
+            BusError: the bus is closed or did not answer in time.
+        """
+        ...
+
+
 class Verdict(NamedTuple):
     """What a backend says of a control that it was handed.
 

@@ -1,0 +1,1 @@
+"""Watching a bus: ``hear tap`` as lines or as a screen, and ``hear status``, one look."""

@@ -1,0 +1,270 @@
+"""One look at a running cluster: who serves, who decides, who listens.
+
+Engines are known by the snapshots that a new subscriber is given, policies by the controls that the
+bus remembers, subscribers by its statistics. What does not answer within the look is named too.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import msgspec
+import trio
+from msgspec import Struct, field
+
+from hear.buses.tap.follow import as_remembering
+from hear.codec import open_body
+from hear.errors import RemoteProtocolError
+from hear.messages import (
+    CapabilitiesReported,
+    Envelope,
+    Message,
+    OperationOutcome,
+    PressureReported,
+    QueueChanged,
+    QueueSnapshot,
+    TierPressure,
+)
+from hear.seams import Bus, BusStatistics, CentralBus
+
+LOOK_S = 2.0
+"""Longest time for which snapshots are awaited."""
+QUIET_S = 0.3
+"""When all that were heard have told all, how long to wait for others."""
+STREAMS = ("capabilities", "queue", "pressure")
+_UNIX_MS = 10**12  # an epoch above it is the time of a start (docs/protocol.md, The envelope)
+
+
+class TierUse(Struct, frozen=True, kw_only=True):
+    """How full one tier is, in blocks."""
+
+    tier: str
+    num_blocks: int
+    used: int
+    cached: int
+
+
+class EngineStatus(Struct, kw_only=True):
+    """One engine. ``missing`` names the streams that it did not answer for; ages are seconds."""
+
+    name: str
+    epoch: int = 0
+    model: str = ""
+    num_waiting: int | None = None
+    num_running: int | None = None
+    tiers: list[TierUse] = field(default_factory=list)
+    controls: list[str] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
+    block_size: int = 0
+    heard_s_ago: float | None = None
+    missing: list[str] = field(default_factory=list)
+
+
+class PolicyStatus(Struct, kw_only=True):
+    """One policy, as far as the bus remembers; ``since_s`` is a time, if it is known."""
+
+    name: str
+    since_s: float | None = None
+    subscribed: bool | None = None
+    asked: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    num_open: int = 0
+
+
+class SubscriberStatus(Struct, frozen=True, kw_only=True):
+    """One subscription: messages that wait for it, that it has received, that it lost."""
+
+    name: str
+    queued: int
+    received: int
+    dropped: int
+
+
+class Status(Struct, kw_only=True):
+    """All of it. ``remembers`` tells whether the bus keeps a history at all."""
+
+    time_s: float
+    engines: list[EngineStatus]
+    policies: list[PolicyStatus]
+    subscribers: list[SubscriberStatus]
+    published: dict[str, int]
+    lagged: int
+    remembers: bool
+    central: bool
+
+    @property
+    def nobody(self) -> bool:
+        """Whether nobody was found."""
+        return not (self.engines or self.policies)
+
+
+async def look(bus: Bus, *, name: str, policies: Iterable[str] = ()) -> Status:
+    """Look at a bus for ``LOOK_S`` seconds at most.
+
+    Args:
+        name: the name under which this look subscribes; it is not shown.
+        policies: names of policies that may be there without having asked for anything yet.
+
+    Raises:
+        BusError: the bus is lost or did not answer.
+    """
+    remembering = as_remembering(bus)
+    past: Sequence[Envelope] = ()
+    if remembering is not None:
+        past = await remembering.history(
+            ["control.>", "outcome.*.*.operation_outcome.>", "state.*.*.queue.>"]
+        )
+    engines = _Engines()
+    for envelope in past:
+        if envelope.category == "state":
+            engines.expect(envelope)
+    await _listen(bus, name, engines)
+    central = hasattr(bus, "central_statistics")
+    statistics: BusStatistics = (
+        await cast(CentralBus, bus).central_statistics() if central else bus.statistics()
+    )
+    rows = [s for s in statistics.subscriptions if s.name != name]
+    now = trio.current_time()
+    return Status(
+        time_s=now,
+        engines=engines.tell(now),
+        policies=_policies(past, {row.name for row in rows}, policies, central),
+        subscribers=[
+            SubscriberStatus(name=r.name, queued=r.queued, received=r.received, dropped=r.dropped)
+            for r in rows
+        ],
+        published=dict(statistics.published),
+        lagged=statistics.lagged,
+        remembers=remembering is not None,
+        central=central,
+    )
+
+
+async def _listen(bus: Bus, name: str, engines: "_Engines") -> None:
+    patterns = [f"state.*.*.{stream}.>" for stream in STREAMS]
+    with trio.move_on_after(LOOK_S):
+        async with bus.subscribe(patterns, name=name) as messages:
+            while True:
+                batch: Sequence[Envelope] = ()
+                with trio.move_on_after(QUIET_S if engines.complete else LOOK_S) as quiet:
+                    batch = await messages.receive()
+                if quiet.cancelled_caught:
+                    return
+                for envelope in batch:
+                    engines.hear(envelope)
+
+
+class _Engines:
+    """What engines have told so far, the newest epoch of each."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, EngineStatus] = {}
+        self._heard_s: dict[str, float] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are engines, and each has told everything."""
+        return bool(self._known) and not any(e.missing for e in self._known.values())
+
+    def expect(self, envelope: Envelope) -> EngineStatus | None:
+        """Know of an engine; None if the message is of an epoch that has ended."""
+        name = envelope.key.engine or envelope.source
+        known = self._known.get(name)
+        if known is None or envelope.epoch > known.epoch:
+            known = EngineStatus(name=name, epoch=envelope.epoch, missing=list(STREAMS))
+            self._known[name] = known
+        return known if envelope.epoch == known.epoch else None
+
+    def hear(self, envelope: Envelope) -> None:
+        """Take over a message of one of the streams."""
+        try:
+            message = open_body(envelope)
+        except RemoteProtocolError:
+            return
+        known = self.expect(envelope)
+        if known is None:
+            return
+        self._heard_s[known.name] = envelope.time_s
+        match message:
+            case CapabilitiesReported():
+                known.model = message.model
+                known.controls = list(message.controls)
+                known.modes = list(message.modes)
+                known.block_size = message.block_size
+                self._told(known, "capabilities")
+            case QueueChanged():
+                known.num_waiting, known.num_running = message.num_waiting, message.num_running
+                self._told(known, "queue")
+            case QueueSnapshot():
+                known.num_waiting, known.num_running = len(message.waiting), len(message.running)
+                self._told(known, "queue")
+            case PressureReported():
+                known.tiers = [_tier_use(tier) for tier in message.tiers]
+                self._told(known, "pressure")
+
+    def tell(self, now: float) -> list[EngineStatus]:
+        """All engines by name."""
+        for name, heard in self._heard_s.items():
+            self._known[name].heard_s_ago = max(now - heard, 0.0)
+        return [self._known[name] for name in sorted(self._known)]
+
+    @staticmethod
+    def _told(known: EngineStatus, stream: str) -> None:
+        if stream in known.missing:
+            known.missing.remove(stream)
+
+
+def _tier_use(tier: TierPressure) -> TierUse:
+    return TierUse(tier=tier.tier, num_blocks=tier.num_blocks, used=tier.used, cached=tier.cached)
+
+
+def _policies(
+    past: Sequence[Envelope], subscribed: set[str], installed: Iterable[str], central: bool
+) -> list[PolicyStatus]:
+    """Who has asked for something, and who is there that could."""
+    found: dict[str, PolicyStatus] = {}
+    asked: dict[str, Counter[str]] = {}
+    senders: dict[str, str] = {}
+    last: dict[str, str] = {}  # status of each operation
+    for envelope in past:
+        operation = envelope.key.operation
+        if envelope.category == "control":
+            known = found.get(envelope.source)
+            if known is None:
+                since = envelope.epoch / 1000 if envelope.epoch > _UNIX_MS else envelope.time_s
+                known = found[envelope.source] = PolicyStatus(name=envelope.source, since_s=since)
+            if operation is not None and operation not in senders:  # not one that is said again
+                senders[operation] = envelope.source
+                asked.setdefault(envelope.source, Counter())[envelope.kind] += 1
+        elif operation is not None and last.get(operation, "accepted") == "accepted":
+            said = _read(envelope)
+            if isinstance(said, OperationOutcome):
+                last[operation] = said.status
+    for name in subscribed:
+        base = name.partition(":")[0]
+        if base in installed:
+            found.setdefault(name, PolicyStatus(name=name))
+    for operation, sender in senders.items():
+        status = last.get(operation)
+        policy = found[sender]
+        if status in (None, "accepted"):
+            policy.num_open += 1
+        else:
+            policy.outcomes[str(status)] = policy.outcomes.get(str(status), 0) + 1
+    for policy in found.values():
+        policy.asked = dict(asked.get(policy.name, {}))
+        # Only a centre knows all subscriptions; a bus between processes else knows its own.
+        policy.subscribed = policy.name in subscribed if central or subscribed else None
+    return [found[name] for name in sorted(found)]
+
+
+def _read(envelope: Envelope) -> Message | None:
+    try:
+        return open_body(envelope)
+    except RemoteProtocolError:
+        return None
+
+
+def to_json(status: Status) -> str:
+    """The whole status as one JSON object."""
+    return msgspec.json.encode(status).decode()

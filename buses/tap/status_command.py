@@ -1,0 +1,151 @@
+"""``hear status``: one look at a running cluster."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+
+from hear import connection, plugins
+from hear.buses.tap.command import tap_name
+from hear.buses.tap.lines import printable
+from hear.buses.tap.status import LOOK_S, EngineStatus, PolicyStatus, Status, look, to_json
+from hear.cli import Command
+
+_WIDE = 200  # columns where there is no terminal: a table in a file is not cut
+_BAR = 10
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    connection.add_bus_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Carry out the command; 2 if nobody is there."""
+    name = tap_name("status")
+
+    async def main() -> int:
+        async with connection.connected(namespace.bus, name=name, key=namespace.key) as bus:
+            status = await look(bus, name=name, policies=plugins.names("policies"))
+        return show(status, bus=namespace.bus, json=namespace.json)
+
+    return connection.run(main)
+
+
+def show(status: Status, *, bus: str, json: bool = False) -> int:
+    """Print a status; returns the exit code."""
+    if status.nobody:
+        print(f"hear: no engine and no policy on {bus} (looked for {LOOK_S:g} s)", file=sys.stderr)
+        return 2
+    with suppress(BrokenPipeError):
+        print(to_json(status) if json else text(status), flush=True)
+    return 0
+
+
+def text(status: Status, width: int | None = None) -> str:
+    """The status as tables, for people."""
+    console = Console(width=width or (None if sys.stdout.isatty() else _WIDE), highlight=False)
+    with console.capture() as captured:
+        for part in _parts(status):
+            console.print(part, markup=False) if isinstance(part, str) else console.print(part)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _parts(status: Status) -> Iterable[str | Table]:
+    for engine in status.engines:
+        yield _engine(engine)
+    yield ""
+    yield _policies(status)
+    yield ""
+    yield _subscribers(status)
+    published = ", ".join(f"{n:,} {category}" for category, n in status.published.items() if n)
+    whose = "all participants" if status.central else "this participant alone"
+    yield f"published {published or 'nothing'}; {status.lagged} cut off for lagging ({whose})"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _engine(engine: EngineStatus) -> Table:
+    table = _table("engine", printable(engine.name))
+    if engine.heard_s_ago is None:
+        table.add_row("", f"did not answer within {LOOK_S:g} s; known from the bus's history")
+        return table
+    if engine.missing:
+        table.add_row("missing", f"did not answer for: {', '.join(engine.missing)}")
+    table.add_row("epoch", f"{engine.epoch}, last word {engine.heard_s_ago:.1f} s ago")
+    if "capabilities" not in engine.missing:
+        table.add_row("model", printable(engine.model) or "not named")
+    if engine.num_waiting is not None:
+        table.add_row("queue", f"{engine.num_waiting} waiting, {engine.num_running} running")
+    for tier in engine.tiers:
+        share = min((tier.used + tier.cached) / tier.num_blocks, 1.0) if tier.num_blocks else 0.0
+        table.add_row(
+            f"KV {printable(tier.tier)}",
+            f"{bar(share)} {share:4.0%}  {tier.used:,} used, {tier.cached:,} cached of "
+            f"{tier.num_blocks:,} blocks",
+        )
+    if engine.controls:
+        table.add_row("controls", printable(", ".join(engine.controls)))
+    if engine.modes:
+        table.add_row("modes", printable(", ".join(engine.modes)))
+    if engine.block_size:
+        table.add_row("blocks", f"of {engine.block_size} tokens")
+    return table
+
+
+def bar(share: float, width: int = _BAR) -> str:
+    """A share of 1 as a bar of characters."""
+    full = round(share * width)
+    return "█" * full + "░" * (width - full)
+
+
+def _policies(status: Status) -> str | Table:
+    if not status.policies:
+        return "no policy is known" + ("" if status.remembers else ": this bus keeps no history")
+    table = _table("policy", "since", "here", "asked", "outcomes", "open")
+    for policy in status.policies:
+        table.add_row(
+            printable(policy.name),
+            _since(policy),
+            {True: "yes", False: "no", None: "?"}[policy.subscribed],
+            _counts(policy.asked),
+            _counts(policy.outcomes),
+            str(policy.num_open),
+        )
+    return table
+
+
+def _since(policy: PolicyStatus) -> str:
+    if policy.since_s is None:
+        return "-"
+    with suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(policy.since_s).strftime("%Y-%m-%d %H:%M:%S")
+    return "?"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {printable(name)}" for name, number in counts.items()) or "none"
+
+
+def _subscribers(status: Status) -> str | Table:
+    if not status.subscribers:
+        return "no subscriber is known"
+    table = _table("subscriber", "unread", "received", "dropped")
+    for row in status.subscribers:
+        table.add_row(
+            printable(row.name), f"{row.queued:,}", f"{row.received:,}", f"{row.dropped:,}"
+        )
+    return table
+
+
+COMMAND = Command("one look at a running cluster", configure, run)
