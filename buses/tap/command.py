@@ -114,9 +114,13 @@ def _run_screen(namespace: argparse.Namespace) -> int:
         raise ConfigError(
             "hear tap --screen needs Textual: pip install 'hear-protocol[screen]'"
         ) from None
-    if not sys.stdout or not sys.stdout.isatty():
-        raise ConfigError("--screen: standard output is no terminal; hear tap prints lines")
-    return show(lambda: connection.connected(namespace.bus, name=tap_name(), key=namespace.key))
+    # Textual draws on standard error, so that standard output stays free.
+    if not all(stream and stream.isatty() for stream in (sys.stdin, sys.__stderr__)):
+        raise ConfigError("--screen: this is no terminal; without it hear tap prints lines")
+    name = tap_name()
+    return show(
+        lambda: connection.connected(namespace.bus, name=name, key=namespace.key), name=name
+    )
 
 
 def _count(text: str) -> int:

@@ -295,7 +295,8 @@ def _residency(key: Key, m: ResidencySnapshot) -> str:
     return f"holds {said or 'no blocks'}{part}"
 
 
-def _waits(w: WaitingRequest) -> str:
+def wait_words(w: WaitingRequest) -> str:
+    """A request in the queue, and how it stands there."""
     return _join(
         w.request,
         f"at {w.priority}" if w.priority else "",
@@ -313,7 +314,7 @@ def _queue_changed(key: Key, m: QueueChanged) -> str:
     )
     return _after_colon(
         f"queue {m.num_waiting} waiting {m.num_running} running" + (f" ({moved})" if moved else ""),
-        f"waits {_names(map(_waits, m.waiting))}" if m.waiting else "",
+        f"waits {_names(map(wait_words, m.waiting))}" if m.waiting else "",
         f"starts {_names(m.started)}" if m.started else "",
         f"ends {_names(m.ended)}" if m.ended else "",
     )
@@ -322,7 +323,7 @@ def _queue_changed(key: Key, m: QueueChanged) -> str:
 def _queue(key: Key, m: QueueSnapshot) -> str:
     return _after_colon(
         f"queue {len(m.waiting)} waiting {len(m.running)} running, all told",
-        f"waits {_names(map(_waits, m.waiting))}" if m.waiting else "",
+        f"waits {_names(map(wait_words, m.waiting))}" if m.waiting else "",
         f"runs {_names(r.request for r in m.running)}" if m.running else "",
     )
 

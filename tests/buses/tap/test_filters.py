@@ -1,5 +1,7 @@
 """What is subscribed to, and what passes: alone, combined, and never less than asked for."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ def talk() -> list[Said]:
     """A little of everything, between two engines, two policies, two contexts."""
     said: list[Said] = []
 
-    def say(voice: Voice, message: Message, **key: str) -> None:
+    def say(voice: Voice, message: Message, **key: Any) -> None:
         said.append((message, voice.say(message, **key)))
 
     harness, e0, e1 = Voice("harness"), Voice("e0"), Voice("e1")
@@ -48,7 +50,7 @@ def talk() -> list[Said]:
         say(engine, QueueChanged(waiting=(waiting,)), engine=name)
         for policy, by in ((hot, "hot"), (guard, "guard:40")):
             operation = f"{by}-1-{n}"
-            about = {"request": request, "engine": name, "operation": operation}
+            about: dict[str, Any] = {"request": request, "engine": name, "operation": operation}
             say(policy, Prioritise(priority=-n), **about)
             say(engine, OperationOutcome(status="completed", control="prioritise"), **about)
         say(engine, QueueChanged(started=(request,)), engine=name)

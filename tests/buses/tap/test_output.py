@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ class Closed:
         self.event.set()
 
 
-def output(writer: int, closed: Closed | None = None, **limits: int) -> Output:
+def output(writer: int, closed: Closed | None = None, **limits: Any) -> Output:
     return Output(
         writer,
         on_closed=closed or Closed(),

@@ -1,6 +1,7 @@
 """One look at a cluster: who is there, who does not answer, and how long it may take."""
 
 import json
+from typing import Any
 
 import pytest
 import trio
@@ -149,7 +150,7 @@ async def test_what_cannot_be_read_is_passed_over(autojump_clock: trio.testing.M
 
 async def policy_of(*said: OperationStatus, epoch: int = 1, again: bool = False) -> PolicyStatus:
     bus, engine0, policy = Remembering(), Voice("e0"), Voice("p", epoch)
-    about = {"request": "r", "engine": "e0", "operation": "p-1-1"}
+    about: dict[str, Any] = {"request": "r", "engine": "e0", "operation": "p-1-1"}
     control = policy.say(Prioritise(priority=1), 50.0, **about)
     bus.publish(control)
     if again:

@@ -1,5 +1,7 @@
 """What each kind says in words."""
 
+from typing import Any
+
 import pytest
 
 from hear.blocks import pack
@@ -80,7 +82,7 @@ SAID = {
 }
 
 
-def said(message: Message, **key: str) -> str:
+def said(message: Message, **key: Any) -> str:
     return read(Voice("x").say(message, **key)).words
 
 

@@ -1,0 +1,235 @@
+"""What the screen shows, as data: fed with envelopes, asked for immutable pictures.
+
+It knows no terminal, no bus and no clock: the time is an argument. All that it keeps is bounded.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from hear.buses.tap.decisions import Decisions, PolicyPicture
+from hear.buses.tap.follow import Numbers
+from hear.buses.tap.lines import printable
+from hear.buses.tap.reading import read
+from hear.buses.tap.timelines import RequestPicture, Timelines
+from hear.delivery import Arrival
+from hear.engine_view import EngineView, EngineViews
+from hear.errors import RemoteProtocolError
+from hear.harness_view import HarnessView
+from hear.messages import ContextVersioned, Envelope, Message, RequestDescribed
+from hear.subjects import stem_of
+
+MAX_ENGINES: Final = 64
+RATE_S: Final = 10
+"""Seconds over which rates are taken."""
+_MAX_OF_HARNESS = 4096
+_MAX_LOSSES = 8
+_STREAMS = ("residency", "queue", "pressure", "capabilities", "costs")
+
+
+@dataclass(frozen=True, slots=True)
+class TierPicture:
+    """One tier in blocks; ``held`` is what the residency directory counts, None if not known."""
+
+    tier: str
+    num_blocks: int
+    used: int
+    cached: int
+    held: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePicture:
+    """One engine. ``age_s`` is the age of its last word; counts are None while not known."""
+
+    name: str
+    epoch: int
+    model: str
+    num_waiting: int | None
+    num_running: int | None
+    tiers: tuple[TierPicture, ...]
+    residency_known: bool
+    num_blocks: int
+    preemptions: int
+    backlog_s: float
+    age_s: float | None
+    gaps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Messages that did not come."""
+
+    time_s: float
+    source: str
+    stem: str
+    missed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that there is to see at ``now``. ``rates`` are messages a second by category."""
+
+    now: float
+    engines: tuple[EnginePicture, ...] = ()
+    requests: tuple[RequestPicture, ...] = ()
+    policies: tuple[PolicyPicture, ...] = ()
+    rates: tuple[tuple[str, float], ...] = ()
+    num_messages: int = 0
+    losses: tuple[Loss, ...] = ()
+    gaps: int = 0
+    missed: int = 0
+    dropped: int = 0
+    times_cut_off: int = 0
+    unreadable: int = 0
+    unknown: int = 0
+    num_contexts: int = 0
+    num_paused: int = 0
+
+
+class Board:
+    """Keeps what the screen shows."""
+
+    def __init__(self) -> None:
+        self._numbers = Numbers()
+        self._engines = EngineViews()
+        self._harness = HarnessView(max_requests=_MAX_OF_HARNESS, max_contexts=_MAX_OF_HARNESS)
+        self._timelines = Timelines()
+        self._decisions = Decisions()
+        self._rates = _Rates()
+        self._gaps: Counter[str] = Counter()
+        self._losses: deque[Loss] = deque(maxlen=_MAX_LOSSES)
+        self._num_messages = 0
+        self._unreadable = 0
+        self._unknown = 0
+
+    def apply(self, envelope: Envelope, now: float) -> bool:
+        """Take over a message; returns whether a snapshot of its stream is needed."""
+        self._num_messages += 1
+        self._rates.note(envelope.category, now)
+        arrival, missed = self._numbers.observe(envelope)
+        if missed:
+            self._note_loss(envelope, missed)
+        reading = read(envelope, arrival)
+        message = reading.message
+        if message is None:
+            if reading.problem:
+                self._unreadable += 1
+            else:
+                self._unknown += 1
+            return False
+        needs_snapshot = False
+        if envelope.category == "state":
+            needs_snapshot = self._apply_state(envelope, message)
+            if arrival is Arrival.STALE:
+                return needs_snapshot
+        else:
+            self._harness.apply(envelope, _without_hashes(message))
+            self._harness.changes.clear()
+        self._timelines.apply(reading)
+        self._decisions.apply(reading)
+        return needs_snapshot
+
+    def picture(self, now: float, *, dropped: int = 0, times_cut_off: int = 0) -> Picture:
+        """What there is to see at ``now``."""
+        contexts = self._harness.contexts.values()
+        return Picture(
+            now=now,
+            engines=tuple(self._engine(view, now) for _, view in sorted(self._engines.items())),
+            requests=self._timelines.pictures(),
+            policies=self._decisions.pictures(),
+            rates=tuple(self._rates.per_second(now)),
+            num_messages=self._num_messages,
+            losses=tuple(self._losses),
+            gaps=self._numbers.gaps,
+            missed=self._numbers.missed,
+            dropped=dropped,
+            times_cut_off=times_cut_off,
+            unreadable=self._unreadable,
+            unknown=self._unknown,
+            num_contexts=len(contexts),
+            num_paused=sum(context.pause is not None for context in contexts),
+        )
+
+    def _apply_state(self, envelope: Envelope, message: Message) -> bool:
+        engine = envelope.key.engine or envelope.source
+        if engine not in self._engines and len(self._engines) >= MAX_ENGINES:
+            return False
+        try:
+            return self._engines.apply(envelope, message)
+        except RemoteProtocolError:
+            self._unreadable += 1
+            return True
+        finally:
+            self._engines.changes.clear()
+
+    def _note_loss(self, envelope: Envelope, missed: int) -> None:
+        source = envelope.source
+        if source in self._gaps or len(self._gaps) < _MAX_OF_HARNESS:
+            self._gaps[source] += 1
+        loss = Loss(envelope.time_s, printable(source), printable(stem_of(envelope)), missed)
+        self._losses.append(loss)
+
+    def _engine(self, view: EngineView, now: float) -> EnginePicture:
+        pressure, capabilities = view.pressure, view.capabilities
+        ages = [age for stream in _STREAMS if (age := view.age_s(stream, now)) is not None]
+        return EnginePicture(
+            name=printable(view.name),
+            epoch=view.epoch,
+            model=printable(capabilities.model) if capabilities else "",
+            num_waiting=len(view.waiting) if view.queue_known else None,
+            num_running=len(view.running) if view.queue_known else None,
+            tiers=tuple(_tiers(view)),
+            residency_known=view.residency_known,
+            num_blocks=view.residency.num_blocks(),
+            preemptions=pressure.preemptions if pressure else 0,
+            backlog_s=pressure.load_backlog_s if pressure else 0.0,
+            age_s=max(min(ages), 0.0) if ages else None,
+            gaps=self._gaps[view.name],
+        )
+
+
+class _Rates:
+    """Messages a second by category, over the last ``RATE_S`` seconds."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, Counter[str]]] = deque()
+
+    def note(self, category: str, now: float) -> None:
+        second = int(now)
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._seconds.append((second, Counter()))
+            self._forget(now)
+        counts = self._seconds[-1][1]
+        counts[category if category in counts or len(counts) < 8 else "other"] += 1
+
+    def per_second(self, now: float) -> Iterator[tuple[str, float]]:
+        self._forget(now)
+        total: Counter[str] = Counter()
+        for _, counts in self._seconds:
+            total.update(counts)
+        for category in ("intent", "control", "state", "outcome"):
+            yield category, total.pop(category, 0) / RATE_S
+        for category, number in total.items():
+            yield printable(category), number / RATE_S
+
+    def _forget(self, now: float) -> None:
+        while self._seconds and self._seconds[0][0] <= now - RATE_S:
+            self._seconds.popleft()
+
+
+def _tiers(view: EngineView) -> Iterator[TierPicture]:
+    tiers = view.pressure.tiers if view.pressure else ()
+    for tier in tiers:
+        held = view.residency.num_blocks(tier.tier) if view.residency_known else None
+        yield TierPicture(printable(tier.tier), tier.num_blocks, tier.used, tier.cached, held)
+
+
+def _without_hashes(message: Message) -> Message:
+    """The message without what is most of it and nothing here needs."""
+    if isinstance(message, RequestDescribed | ContextVersioned) and message.prefix_hashes:
+        return replace(message, prefix_hashes=b"")
+    return message
