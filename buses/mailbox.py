@@ -10,7 +10,7 @@ clock and starts no task, so what one reader gets, and in which order, follows f
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -247,6 +247,16 @@ class Mailbox:
             if self._home.provides(scope):
                 self._lost[scope] = None
         queue.append(entry)
+        if self._sleeper is not None:
+            self._wake()
+
+    def put_run(self, entries: Sequence[Entry]) -> None:
+        """Take messages of one stream of state at once."""
+        if len(self._state) + len(entries) > self._capacity:
+            for entry in entries:
+                self.put_state(entry)
+            return
+        self._state.extend(entries)
         if self._sleeper is not None:
             self._wake()
 

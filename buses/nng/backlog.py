@@ -5,12 +5,14 @@ Everything else stays; when there is too much of it, it is refused. Owns the bou
 """
 
 from collections import deque
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from hear.buses.nng.frames import FRAME_FILL_BYTES, Item, Lost, Run
 
 _ITEM_BYTES: Final = 64  # an item that carries no message
 _MESSAGE_BYTES: Final = 64  # what a message costs beside its bytes
+_MOST_IN_A_RUN: Final = 64  # since state gives way by whole runs
 
 
 class Bounds(NamedTuple):
@@ -32,12 +34,13 @@ class Receipt:
         self.open = 0
 
 
-class _Entry(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Entry:
     serial: int
-    item: Item
+    item: Any
     size_bytes: int
-    num_messages: int
-    receipt: Receipt | None
+    num_messages: int = 0
+    receipt: Receipt | None = None
 
 
 class Backlog:
@@ -53,6 +56,7 @@ class Backlog:
         self._other_bytes = 0
         self._serial = 0
         self._lost: dict[str, None] = {}
+        self._tail: _Entry | None = None  # of single messages, as long as others may join it
         self.dropped = 0
         """Messages of state that gave way."""
 
@@ -62,19 +66,51 @@ class Backlog:
     def __len__(self) -> int:
         return self._state_messages + self._other_messages
 
+    def add(self, stem: str, reliable: bool, message: bytes) -> bool:
+        """Add one message; returns False, and adds nothing, if it is a reliable one too many.
+
+        Messages that follow each other on one stem become one run.
+        """
+        size_bytes = len(message) + _MESSAGE_BYTES
+        tail = self._tail
+        if tail is not None and tail.num_messages < _MOST_IN_A_RUN and tail.item.stem == stem:
+            if reliable and self._is_full(1, size_bytes):
+                return False
+            tail.item.messages.append(message)
+            tail.num_messages += 1
+            tail.size_bytes += size_bytes
+            self._count_in(reliable, 1, size_bytes)
+        else:
+            run = Run(stem, reliable, [message])
+            if not reliable:
+                self.put_state(run, len(message))
+                self._tail = self._state[-1] if self._state else None
+                return True
+            if not self.put(run, len(message), 1):
+                return False
+            self._tail = self._other[-1]
+        if not reliable:
+            self._make_room()
+        return True
+
     def put_state(self, run: Run, size_bytes: int) -> None:
         """Add a run of state."""
         count = len(run.messages)
         size_bytes += count * _MESSAGE_BYTES
         self._serial += 1
-        self._state.append(_Entry(self._serial, run, size_bytes, count, None))
-        self._state_messages += count
-        self._state_bytes += size_bytes
+        self._tail = None
+        self._state.append(_Entry(self._serial, run, size_bytes, count))
+        self._count_in(False, count, size_bytes)
+        self._make_room()
+
+    def _make_room(self) -> None:
         bounds = self.bounds
         while (
             self._state_messages > bounds.state_messages or self._state_bytes > bounds.state_bytes
         ):
             gone = self._state.popleft()
+            if gone is self._tail:
+                self._tail = None
             self._count_out(gone)
             self.dropped += gone.num_messages
             assert isinstance(gone.item, Run)
@@ -88,17 +124,13 @@ class Backlog:
         self, item: Item, size_bytes: int = 0, num_messages: int = 0, receipt: Receipt | None = None
     ) -> bool:
         """Add anything else; returns False, and adds nothing, if it is a message too many."""
-        bounds = self.bounds
         size_bytes += num_messages * _MESSAGE_BYTES + _ITEM_BYTES
-        if num_messages and (
-            self._other_messages + num_messages > bounds.reliable_messages
-            or self._other_bytes + size_bytes > bounds.reliable_bytes
-        ):
+        if num_messages and self._is_full(num_messages, size_bytes):
             return False
         self._serial += 1
+        self._tail = None
         self._other.append(_Entry(self._serial, item, size_bytes, num_messages, receipt))
-        self._other_messages += num_messages
-        self._other_bytes += size_bytes
+        self._count_in(True, num_messages, size_bytes)
         if receipt is not None:
             receipt.open += 1
         return True
@@ -137,8 +169,25 @@ class Backlog:
         if items and queue[0].size_bytes > room_bytes:
             return None
         entry = queue.popleft()
+        if entry is self._tail:
+            self._tail = None
         self._count_out(entry)
         return entry
+
+    def _is_full(self, num_messages: int, size_bytes: int) -> bool:
+        bounds = self.bounds
+        return (
+            self._other_messages + num_messages > bounds.reliable_messages
+            or self._other_bytes + size_bytes > bounds.reliable_bytes
+        )
+
+    def _count_in(self, reliable: bool, num_messages: int, size_bytes: int) -> None:
+        if reliable:
+            self._other_messages += num_messages
+            self._other_bytes += size_bytes
+        else:
+            self._state_messages += num_messages
+            self._state_bytes += size_bytes
 
     def _count_out(self, entry: _Entry) -> None:
         if isinstance(entry.item, Run) and not entry.item.reliable:
@@ -150,6 +199,7 @@ class Backlog:
 
     def drop_reliable(self) -> list[Receipt]:
         """Drop the runs that are not state; returns the receipts that were waiting for them."""
+        self._tail = None
         runs = [entry for entry in self._other if isinstance(entry.item, Run)]
         self._other = deque(entry for entry in self._other if not isinstance(entry.item, Run))
         for entry in runs:

@@ -87,10 +87,10 @@ class NngSubscription(Mailbox):
         """Take what comes of a stream again."""
         self._withheld.discard(stem)
 
-    def put_state(self, entry: Entry) -> None:
-        """Take a message of state; the oldest goes if there is no room."""
-        if not self._withheld or entry[1] not in self._withheld:
-            super().put_state(entry)
+    def put_run(self, entries: Sequence[Entry]) -> None:
+        """Take messages of one stream of state at once, unless its snapshot will include them."""
+        if not (self._withheld and entries and entries[0][1] in self._withheld):
+            super().put_run(entries)
 
 
 _Route = tuple[tuple[NngSubscription, bool], ...]
@@ -442,23 +442,20 @@ class NngBus(trio.abc.AsyncResource):
             route = self._find_route(stem)
         if not route:
             return
-        reliable = run.reliable
+        entries: list[Entry] = []
         for message in run.messages:
+            self._serial += 1
             try:
-                envelope = decode(message)
+                entries.append((self._serial, stem, decode(message)))
             except RemoteProtocolError as error:
                 self._count_unreadable(error)
-                continue
-            self._serial += 1
-            entry = (self._serial, stem, envelope)
-            for reader, keyed in route:
-                if keyed and not reader.matches(subject(envelope)):
-                    continue
-                if not reliable:
-                    reader.put_state(entry)
-                elif not reader.put_reliable(entry):
-                    reader.lag()
-                    self._drop(reader)
+        for reader, keyed in route:
+            mine = [e for e in entries if reader.matches(subject(e[2]))] if keyed else entries
+            if not run.reliable:
+                reader.put_run(mine)
+            elif not all(reader.put_reliable(entry) for entry in mine):
+                reader.lag()
+                self._drop(reader)
 
     def _find_route(self, stem: str) -> _Route:
         if len(self._routes) >= _MAX_ROUTES:

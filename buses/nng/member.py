@@ -86,10 +86,7 @@ class Member:
         Raises:
             BusError: the hub has been away for so long that no more can be kept for it.
         """
-        run = Run(stem, reliable, [message])
-        if not reliable:
-            self._backlog.put_state(run, len(message))
-        elif not self._backlog.put(run, len(message), 1):
+        if not self._backlog.add(stem, reliable, message):
             raise BusError(
                 f"{len(self._backlog)} messages wait for the hub already, the limit is "
                 f"{self._bounds.reliable_messages} reliable ones or "
