@@ -106,6 +106,9 @@ class MemoryBus(trio.abc.AsyncResource):
             )
         self._providers[subject] = provider
 
+    def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:
+        """Nothing to do: this bus does not outlive those who are on it."""
+
     def statistics(self) -> BusStatistics:
         """What has passed, and who lags: one row for each subscription that was not left."""
         return BusStatistics(

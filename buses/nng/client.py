@@ -107,6 +107,7 @@ class NngBus(trio.abc.AsyncResource):
         self._live: dict[int, NngSubscription] = {}  # of these, the ones that get messages
         self._routes: dict[str, _Route] = {}
         self._providers: dict[str, SnapshotProvider] = {}
+        self._wills: dict[str, list[Run]] = {}
         self._published = dict.fromkeys(("intent", "control", "state", "outcome"), 0)
         self._numbers = count(1)
         self._questions: dict[int, trio.MemorySendChannel[Answer]] = {}
@@ -192,11 +193,15 @@ class NngBus(trio.abc.AsyncResource):
         self._member.provide(subject)
         self._wake()
 
-    def set_will(self, envelopes: Iterable[Envelope]) -> None:
-        """Leave word what the hub is to publish if this process is lost without leaving."""
-        self._member.set_will(
-            [Run(stem_of(e), e.category != "state", [encode(e)]) for e in envelopes]
-        )
+    def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:
+        """Leave word what the hub is to publish if this process is lost without leaving.
+
+        Replaces what ``source`` left before; nothing at all ends its will.
+        """
+        self._wills[source] = [
+            Run(stem_of(e), e.category != "state", [encode(e)]) for e in envelopes
+        ]
+        self._member.set_will([run for runs in self._wills.values() for run in runs])
         self._wake()
 
     def statistics(self) -> BusStatistics:
