@@ -66,7 +66,9 @@ class EngineWorker:
         self._key = Key(engine=name)
         self._sequencer = Sequencer(name, epoch, tenant)
         self._tenant = tenant
-        self._intake = Intake(engine=name, controls=backend.capabilities().controls, ranks=ranks)
+        self._intake = Intake(
+            engine=name, controls=backend.capabilities().controls, ranks=ranks, epoch=epoch
+        )
         self._pressure_interval_s = pressure_interval_s
         self._pressure_due_s = -inf
         self._restart_delay_s = restart_delay_s
@@ -162,6 +164,7 @@ class EngineWorker:
             self._publish(RequestOutcome(status="failed", reason="engine_restarted"), key)
         self._serving.clear()
         self._sequencer.restart()
+        self._intake.epoch = self.epoch
         self._introduce()
 
     def _introduce(self) -> None:

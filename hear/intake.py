@@ -59,11 +59,16 @@ class Intake:
         engine: str,
         controls: Iterable[str],
         ranks: dict[str, int] | None = None,
+        epoch: int = 1,
         max_open: int = 65_536,
         remember: int = 65_536,
     ) -> None:
-        """``controls`` are the kinds that the engine supports; ``remember`` bounds memory."""
+        """``controls`` are the kinds that the engine supports; ``remember`` bounds memory.
+
+        ``epoch`` is the incarnation of the engine; whoever restarts it sets it anew.
+        """
         self.engine = engine
+        self.epoch = epoch
         self._controls = frozenset(controls) | {"cancel", "withdraw"}
         self._arbiter = Arbiter(ranks)
         self._max_open = max_open
@@ -106,6 +111,11 @@ class Intake:
         if not isinstance(control, Control) or envelope.kind not in self._controls:
             known_kind = "this engine does not offer it" if envelope.kind in KINDS else "unknown"
             self._refuse(step, envelope, "unsupported", "unsupported_control", known_kind)
+            return step
+        meant_for = control.engine_epoch
+        if meant_for is not None and meant_for < self.epoch:
+            detail = f"meant for epoch {meant_for}, this is {self.epoch}"
+            self._refuse(step, envelope, "failed", "engine_restarted", detail)
             return step
         deadline = control.deadline_s
         if deadline is None:
