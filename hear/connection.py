@@ -17,6 +17,7 @@ import trio
 from hear import plugins
 from hear.clock import SharedClock
 from hear.errors import ConfigError
+from hear.nursery import unwrapped
 from hear.seams import Bus
 
 END_WITHIN_S = 1.5
@@ -109,5 +110,6 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
         async with until_signal(on_signal=caught.append):
             code = await main()
 
-    trio.run(guarded, clock=SharedClock(), strict_exception_groups=False)
+    with unwrapped():
+        trio.run(guarded, clock=SharedClock())
     return 128 + caught[0] if caught else code

@@ -17,6 +17,7 @@ from hear.buses.tap.follow import Follower
 from hear.clock import SharedClock
 from hear.errors import LaggedError
 from hear.messages import Envelope
+from hear.nursery import unwrapped
 from hear.seams import Bus
 
 INTERVAL_S = 0.2
@@ -91,7 +92,8 @@ class Bridge:
 
     def _run(self) -> None:
         try:
-            trio.run(self._main, clock=SharedClock(), strict_exception_groups=False)
+            with unwrapped():
+                trio.run(self._main, clock=SharedClock())
         except BaseException as error:  # told to the thread that shows it
             self._error = error
         finally:

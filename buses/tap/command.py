@@ -7,6 +7,8 @@ import shutil
 import socket
 import sys
 
+import structlog
+
 from hear import connection
 from hear.buses.tap.filters import CATEGORIES, Filter, Wanted
 from hear.buses.tap.lines import Lines
@@ -69,6 +71,7 @@ def run(namespace: argparse.Namespace) -> int:
     if sys.stdout is None:
         raise ConfigError("standard output is closed, expected somewhere to write to")
     form = _form(namespace)
+    log_to_stderr()
 
     async def main() -> int:
         async with connection.connected(namespace.bus, name=tap_name(), key=namespace.key) as bus:
@@ -91,6 +94,14 @@ def run(namespace: argparse.Namespace) -> int:
 def tap_name(what: str = "tap") -> str:
     """A name on the bus that no other watcher has."""
     return f"{what}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
+
+
+def log_to_stderr() -> None:
+    """Send warnings of the bus to standard error, so that they stand in nobody's data."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger("warning"),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def _form(namespace: argparse.Namespace) -> Form:

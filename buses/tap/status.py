@@ -25,7 +25,7 @@ from hear.messages import (
     QueueSnapshot,
     TierPressure,
 )
-from hear.seams import Bus, BusStatistics, CentralBus
+from hear.seams import Bus, BusStatistics, CentralBus, SubscriptionStatistics
 
 LOOK_S = 2.0
 """Longest time for which snapshots are awaited."""
@@ -128,7 +128,7 @@ async def look(bus: Bus, *, name: str, policies: Iterable[str] = ()) -> Status:
     return Status(
         time_s=now,
         engines=engines.tell(now),
-        policies=_policies(past, {row.name for row in rows}, policies, central),
+        policies=_policies(past, _subscribed(rows), policies, central),
         subscribers=[
             SubscriberStatus(name=r.name, queued=r.queued, received=r.received, dropped=r.dropped)
             for r in rows
@@ -216,6 +216,11 @@ class _Engines:
 
 def _tier_use(tier: TierPressure) -> TierUse:
     return TierUse(tier=tier.tier, num_blocks=tier.num_blocks, used=tier.used, cached=tier.cached)
+
+
+def _subscribed(rows: Iterable[SubscriptionStatistics]) -> set[str]:
+    """Names of subscriptions; a hub puts the name of the process before them."""
+    return {name for row in rows for name in (row.name, row.name.rpartition("/")[2])}
 
 
 def _policies(

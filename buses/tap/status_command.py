@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hear import connection, plugins
-from hear.buses.tap.command import tap_name
+from hear.buses.tap.command import log_to_stderr, tap_name
 from hear.buses.tap.lines import printable
 from hear.buses.tap.status import LOOK_S, EngineStatus, PolicyStatus, Status, look, to_json
 from hear.cli import Command
@@ -28,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command; 2 if nobody is there."""
     name = tap_name("status")
+    log_to_stderr()
 
     async def main() -> int:
         async with connection.connected(namespace.bus, name=name, key=namespace.key) as bus:
