@@ -100,7 +100,7 @@ def log_to_stderr() -> None:
     """Send warnings of the bus to standard error, so that they stand in nobody's data."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger("warning"),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 
 

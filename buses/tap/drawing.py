@@ -191,8 +191,8 @@ def traffic(picture: Picture, *, paused: bool) -> Text:
     return text
 
 
-def losses(picture: Picture) -> Text:
-    """The line of what was lost, and the last loss."""
+def losses(picture: Picture, warning: str = "") -> Text:
+    """The line of what was lost, the last loss, and the last warning of the bus itself."""
     counted: Sequence[tuple[str, int]] = (
         ("gaps", picture.gaps),
         ("missed", picture.missed),
@@ -207,4 +207,6 @@ def losses(picture: Picture) -> Text:
     if picture.losses:
         last = picture.losses[-1]
         text.append(f"  (last: {last.missed:,} on {last.stem} from {last.source})", "dim")
+    if warning:
+        text.append(f"  {warning}", "yellow")
     return text

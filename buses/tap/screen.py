@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import ClassVar, Protocol
 
+import structlog
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -22,6 +23,7 @@ from textual.widgets import DataTable, Input, Static
 from hear.buses.tap import drawing
 from hear.buses.tap.board import Picture
 from hear.buses.tap.bridge import INTERVAL_S, Bridge
+from hear.buses.tap.lines import printable
 from hear.buses.tap.timelines import RequestPicture
 from hear.seams import Bus
 
@@ -73,6 +75,30 @@ class Messages(ModalScreen[None]):
         self.query_one("#said", Static).update(Text("\n").join([head, *map(Text, found.messages)]))
 
 
+class LastWarning:
+    """Where the bus's own warnings go while a screen is drawn: the last one is shown on it."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def warning(self, text: str) -> None:
+        """Take one."""
+        self.text = printable(text)
+
+    error = critical = warning
+
+    def take_over(self) -> None:
+        """Take all that is logged from now on."""
+        structlog.configure(
+            processors=[
+                structlog.processors.TimeStamper("%H:%M:%S", utc=False, key="at"),
+                structlog.processors.LogfmtRenderer(key_order=["at", "event"]),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger("warning"),
+            logger_factory=lambda *_: self,
+        )
+
+
 class TapScreen(App[None]):
     """The screen. It ends by itself when its source has ended."""
 
@@ -105,9 +131,10 @@ class TapScreen(App[None]):
         Binding("escape", "clear_filter", "no filter", show=False),
     ]
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, warning: LastWarning | None = None) -> None:
         super().__init__()
         self._source = source
+        self._warning = warning or LastWarning()
         self._picture: Picture | None = None
         self._paused = False
         self._filter = ""
@@ -205,7 +232,7 @@ class TapScreen(App[None]):
             ("#traffic", drawing.traffic(picture, paused=self._paused)),
             ("#engines-text", drawing.engines(picture)),
             ("#policies-text", drawing.policies(picture)),
-            ("#losses", drawing.losses(picture)),
+            ("#losses", drawing.losses(picture, self._warning.text)),
         ):
             base.query_one(name, Static).update(text)
         self._draw_requests(picture)
@@ -286,13 +313,15 @@ def show(join: Callable[[], AbstractAsyncContextManager[Bus]], *, name: str) -> 
     Raises:
         BusError: the bus cannot be joined, or was lost.
     """
+    warning = LastWarning()
+    warning.take_over()
     bridge = Bridge(join, name=name)
     bridge.start()
     try:
         bridge.wait_joined(_JOIN_WITHIN_S)
         if bridge.error is not None:
             raise bridge.error
-        app = TapScreen(bridge)
+        app = TapScreen(bridge, warning)
         app.run()
     finally:
         bridge.stop()
