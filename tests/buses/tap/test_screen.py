@@ -1,6 +1,7 @@
 """What stands on the screen, driven by Textual's pilot and fed from a real cluster's pictures."""
 
 import asyncio
+import re
 import signal
 import threading
 from collections.abc import Awaitable, Callable
@@ -81,8 +82,10 @@ def test_engines_decisions_requests_rates_and_losses_are_on_the_screen(
         assert "bound" in shown
         assert "requests 100 of 100" in shown
         assert "░ queue  ▒ running  ▓ prefill  █ decode  │ now" in shown
-        newest = f" {a_picture().requests[0].id} "
-        row = next(line for line in shown.splitlines() if newest in line)
+        newest = a_picture().requests[0]
+        row = next(
+            r for r in shown.splitlines() if re.search(f" {newest.id} +{newest.context} ", r)
+        )
         assert "░" in row
         assert "│" in row
         assert "intent" in shown
