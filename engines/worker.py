@@ -51,6 +51,7 @@ class EngineWorker:
         tenant: str = DEFAULT_TENANT,
         epoch: int = 1,
         ledger: Ledger | None = None,
+        endpoint: str = "",
         pressure_interval_s: float = 0.5,
         restart_delay_s: float = 1.0,
         max_restarts: int = 8,
@@ -63,6 +64,7 @@ class EngineWorker:
                 name again has to give a higher one than the last.
             ledger: what became of operations under earlier workers of this engine; the worker
                 notes there what becomes of its own.
+            endpoint: the address of the engine's data path, to be told with its capabilities.
         """
         self.name = name
         self._bus = bus
@@ -70,6 +72,7 @@ class EngineWorker:
         self._key = Key(engine=name)
         self._sequencer = Sequencer(name, epoch, tenant)
         self._tenant = tenant
+        self._endpoint = endpoint
         self._ledger = ledger
         self._interrupted = ledger.fail_interrupted() if ledger is not None else []
         self._intake = Intake(
@@ -285,7 +288,10 @@ class EngineWorker:
         return [self._snapshot(self._backend.pressure())]
 
     def _capabilities(self) -> list[Envelope]:
-        return [self._snapshot(self._backend.capabilities())]
+        capabilities = self._backend.capabilities()
+        if self._endpoint:
+            capabilities = replace(capabilities, endpoint=self._endpoint)
+        return [self._snapshot(capabilities)]
 
     def _costs(self) -> list[Envelope]:
         return [self._snapshot(self._backend.costs())]

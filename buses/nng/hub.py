@@ -310,6 +310,13 @@ class Hub:
         if peer is not None and (peer.name != hello.name or peer.grants is not grants):
             self._refuse(connection, hello, "the session is another's")
             return
+        if peer is not None and hello.hub != self.id:
+            if self._connections.get(connection) is peer and peer.link.received == 0:
+                # It said hello more than once before it heard the answer.
+                self._send(connection, Welcome(LINK_VERSION, self.id, False, 0))
+                return
+            self._forget(peer, "peer.astray", now)
+            peer = None
         if peer is not None and peer.link.number < hello.received:
             self._forget(peer, "peer.astray", now)  # it speaks of what was never sent
             peer = None
