@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint",
         metavar="URL",
-        help="where it takes requests: sim+unix://PATH or sim+tcp://HOST:PORT (a socket of its own)",
+        help="where it takes requests: sim+unix://PATH or sim+tcp://HOST:PORT (a socket)",
     )
     parser.add_argument(
         "--ranks",

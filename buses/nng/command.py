@@ -1,6 +1,7 @@
 """``hear run bus``: the hub in a process of its own."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -16,13 +17,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--bus",
         default=default_url(),
         metavar="URL",
-        help="address to listen on: ipc://PATH, tcp://HOST:PORT or tls+tcp://HOST:PORT (%(default)s)",
+        help="where to listen: ipc://PATH, tcp://HOST:PORT or tls+tcp://HOST:PORT (%(default)s)",
     )
     parser.add_argument(
         "--keys",
         type=Path,
         metavar="FILE",
-        help="who may join, and what each may say and hear; without it, whoever reaches the address",
+        help="who may join, and what each may say and hear; without it, all who reach the address",
     )
 
 
@@ -34,9 +35,7 @@ def run(namespace: argparse.Namespace) -> int:
 
     async def main(stopping: trio.Event) -> int:
         async with trio.open_nursery() as nursery:
-            await nursery.start(
-                lambda **status: serve(namespace.bus, keys=namespace.keys, **status)
-            )
+            await nursery.start(partial(serve, namespace.bus, keys=namespace.keys))
             await stopping.wait()
             nursery.cancel_scope.cancel()
         return 0

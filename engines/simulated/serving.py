@@ -1,8 +1,8 @@
 """The data path of a simulated engine between processes: requests in, results out.
 
-An engine listens at ``sim+unix://PATH`` or ``sim+tcp://HOST:PORT``. On the wire each message is four
-bytes of length, big-endian, and so many bytes of MessagePack: from the client a pair of number and
-``InferenceRequest``, from the engine a triple of number, ``InferenceResult`` or nil, and an error.
+An engine listens at ``sim+unix://PATH`` or ``sim+tcp://HOST:PORT``. On the wire each message is
+four bytes of length, big-endian, and so many bytes of MessagePack: from the client a pair of number
+and ``InferenceRequest``, from the engine number, ``InferenceResult`` or nil, and an error.
 A client that hangs up takes its requests with it, as one of a real engine does.
 
 Times in a result are of the engine's clock, which processes of a deployment share.
@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -84,7 +83,8 @@ async def serve(
             task_status.started(told)
     finally:
         if address.path:
-            Path(address.path).unlink(missing_ok=True)
+            with trio.CancelScope(shield=True):
+                await trio.Path(address.path).unlink(missing_ok=True)
 
 
 async def _listen(path: str) -> trio.SocketListener:
@@ -94,7 +94,7 @@ async def _listen(path: str) -> trio.SocketListener:
     except OSError:
         if not await _is_stale(path):
             raise
-        Path(path).unlink()
+        await trio.Path(path).unlink()
         await sock.bind(path)
     sock.listen(128)
     return trio.SocketListener(sock)
@@ -102,7 +102,7 @@ async def _listen(path: str) -> trio.SocketListener:
 
 async def _is_stale(path: str) -> bool:
     """Whether a socket is there that nobody listens on: its engine was killed."""
-    if not Path(path).is_socket():
+    if not await trio.Path(path).is_socket():
         return False
     try:
         stream = await trio.open_unix_socket(path)
