@@ -37,8 +37,14 @@ class Part:
 class Supervisor:
     """Runs parts until cancelled."""
 
-    def __init__(self, *, on_start: Callable[[Part, int], None] = lambda part, pid: None) -> None:
+    def __init__(
+        self,
+        *,
+        on_start: Callable[[Part, int], None] = lambda part, pid: None,
+        max_pause_s: float = MAX_PAUSE_S,
+    ) -> None:
         """``on_start`` is told each process that was started."""
+        self._max_pause_s = max_pause_s
         self.restarts: dict[str, int] = {}
         self._on_start = on_start
         self._running: dict[str, int] = {}
@@ -71,7 +77,7 @@ class Supervisor:
             )
             self.restarts[part.name] = self.restarts.get(part.name, 0) + 1
             await trio.sleep(pause_s)
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+            pause_s = min(pause_s * 2, self._max_pause_s)
 
     async def _run_once(self, part: Part) -> int:
         ours, theirs = _pipe()
