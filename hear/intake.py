@@ -60,12 +60,14 @@ class Intake:
         controls: Iterable[str],
         ranks: dict[str, int] | None = None,
         epoch: int = 1,
+        ended: Iterable["Answer"] = (),
         max_open: int = 65_536,
         remember: int = 65_536,
     ) -> None:
         """``controls`` are the kinds that the engine supports; ``remember`` bounds memory.
 
-        ``epoch`` is the incarnation of the engine; whoever restarts it sets it anew.
+        ``epoch`` is the incarnation of the engine; whoever restarts it sets it anew. ``ended`` is
+        how operations ended in earlier ones, oldest first.
         """
         self.engine = engine
         self.epoch = epoch
@@ -75,6 +77,9 @@ class Intake:
         self._remember = remember
         self._open: dict[str, Operation] = {}
         self._ended: OrderedDict[str, Answer] = OrderedDict()
+        for answer in ended:
+            if answer.key.operation is not None:
+                self._remember_end(answer.key.operation, answer)
         self._parked: dict[str, list[Operation]] = {}
         self._requests: dict[str, set[str]] = {}
         self._gone: set[str] = set()

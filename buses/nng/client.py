@@ -127,6 +127,16 @@ class NngBus(trio.abc.AsyncResource):
         """The name under which it joined."""
         return self._member.name
 
+    @property
+    def idle(self) -> bool:
+        """Whether the hub has taken over all that was said."""
+        return self._member.idle
+
+    @property
+    def dropped(self) -> int:
+        """Messages of state that gave way here, since the hub did not take them in time."""
+        return self._member.dropped
+
     # -- the seam -----------------------------------------------------------------------------
 
     def publish(self, envelope: Envelope) -> None:

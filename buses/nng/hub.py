@@ -50,13 +50,11 @@ from hear.buses.nng.frames import (
     encode,
 )
 from hear.buses.nng.link import Link
+from hear.buses.nng.member import HUB_WINDOW, MEMBER_WINDOW
 from hear.codec import decode as decode_envelope
 from hear.errors import LocalProtocolError, RemoteProtocolError
 from hear.seams import BusStatistics, SubscriptionStatistics
 from hear.subjects import NOBODY, Pattern, stem_of
-
-HUB_WINDOW: Final = 3
-"""Frames on their way to one peer. nng holds so many for one connection; more it would drop."""
 
 AWAY_S: Final = 20.0
 """A peer whose connection is lost is remembered for so long, and what it missed is kept."""
@@ -225,6 +223,9 @@ class Hub:
             else:
                 for data in peer.link.due(now):
                     self.output.append((peer.connection, data))
+                acknowledgement = peer.link.acknowledgement(now)
+                if acknowledgement is not None:
+                    self.output.append((peer.connection, acknowledgement))
 
     def next_due(self) -> float:
         """When ``tick`` has to be called next."""
@@ -310,6 +311,13 @@ class Hub:
         if peer is not None and (peer.name != hello.name or peer.grants is not grants):
             self._refuse(connection, hello, "the session is another's")
             return
+        if peer is not None and hello.hub != self.id:
+            if self._connections.get(connection) is peer and peer.link.received == 0:
+                # It said hello more than once before it heard the answer.
+                self._send(connection, Welcome(LINK_VERSION, self.id, False, 0))
+                return
+            self._forget(peer, "peer.astray", now)
+            peer = None
         if peer is not None and peer.link.number < hello.received:
             self._forget(peer, "peer.astray", now)  # it speaks of what was never sent
             peer = None
@@ -330,7 +338,7 @@ class Hub:
             name=hello.name,
             session=hello.session,
             grants=grants,
-            link=Link(window=HUB_WINDOW, now=now),
+            link=Link(window=HUB_WINDOW, owe_most=MEMBER_WINDOW // 2, now=now),
             backlog=Backlog(self._bounds),
             connection=connection,
         )

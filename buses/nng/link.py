@@ -20,6 +20,9 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 4.0
 """An end that has not been heard for so long is taken for lost."""
 
+ACKNOWLEDGE_S = 0.02
+"""An acknowledgement waits so long for a frame that carries it."""
+
 FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 4.0
 
@@ -33,19 +36,28 @@ class _Sent:
 class Link:
     """One end of a link."""
 
-    def __init__(self, *, window: int, now: float) -> None:
+    def __init__(self, *, window: int, owe_most: int, now: float) -> None:
+        """``window`` frames may be on their way; every ``owe_most`` frames that come, the other
+        end is told so, which has to be well before its own window is full."""
         self._window = window
         self._number = 0
         self._unacknowledged: deque[_Sent] = deque()
         self._retry_s = inf
         self._retry_pause_s = FIRST_RETRY_S
         self._sent_s = now
-        self._owes_acknowledgement = False
+        self._owe_most = owe_most
+        self._num_owed = 0
+        self._acknowledge_s = inf
         self.heard_s = now
         self.received = 0
         """Number of the last frame taken over from the other end."""
         self.settled = 0
         """What to tell the other end of its reliable messages (``Frame.settled``)."""
+
+    @property
+    def acknowledge_s(self) -> float:
+        """When an acknowledgement has to be sent on its own, if no frame has carried it."""
+        return self._acknowledge_s
 
     @property
     def can_send(self) -> bool:
@@ -74,10 +86,8 @@ class Link:
         return data
 
     def acknowledgement(self, now: float) -> bytes | None:
-        """A frame without items, if the other end is owed one that no frame has carried."""
-        if not self._owes_acknowledgement:
-            return None
-        return self._bare(now)
+        """A frame without items, if the other end has waited for one long enough."""
+        return self._bare(now) if now >= self._acknowledge_s else None
 
     def receive(self, frame: Frame, now: float) -> tuple[list[Item], int]:
         """Take over a frame; returns the items that are new, and the number acknowledged by it."""
@@ -85,7 +95,9 @@ class Link:
         acknowledged = self._acknowledge(frame.ack, now)
         if frame.number == 0:
             return [], acknowledged
-        self._owes_acknowledgement = True
+        self._num_owed += 1
+        enough = self._num_owed >= self._owe_most
+        self._acknowledge_s = now if enough else min(self._acknowledge_s, now + ACKNOWLEDGE_S)
         if frame.number != self.received + 1:
             return [], acknowledged  # seen before, or one before it is missing and will come again
         self.received = frame.number
@@ -104,7 +116,7 @@ class Link:
 
     def next_due(self) -> float:
         """When ``due`` has to be asked next."""
-        return min(self._retry_s, self._sent_s + HEARTBEAT_S)
+        return min(self._retry_s, self._acknowledge_s, self._sent_s + HEARTBEAT_S)
 
     def lost(self, now: float) -> bool:
         """Whether the other end has been silent for too long."""
@@ -133,5 +145,6 @@ class Link:
         return encode(Frame(0, self.received, self.settled))
 
     def _said(self, now: float) -> None:
-        self._owes_acknowledgement = False
+        self._num_owed = 0
+        self._acknowledge_s = inf
         self._sent_s = now

@@ -38,6 +38,9 @@ from hear.errors import BusError, RemoteProtocolError
 MEMBER_WINDOW: Final = 16
 """Frames on their way to the hub. A client's own socket has a queue for more than these."""
 
+HUB_WINDOW: Final = 3
+"""Frames on their way to one peer. nng holds so many for one connection; more it would drop."""
+
 HELLO_S: Final = 0.1
 """Time between two attempts to join."""
 
@@ -66,7 +69,7 @@ class Member:
         self._session = session
         self._key = key
         self._bounds = bounds or Bounds()
-        self._link = Link(window=MEMBER_WINDOW, now=now)
+        self._link = self._new_link(now)
         self._backlog = Backlog(self._bounds)
         self._hub = ""
         self._connected = False
@@ -212,6 +215,10 @@ class Member:
         """Messages that wait to be sent."""
         return len(self._backlog)
 
+    @staticmethod
+    def _new_link(now: float) -> Link:
+        return Link(window=MEMBER_WINDOW, owe_most=HUB_WINDOW - 1, now=now)
+
     # -- pieces -------------------------------------------------------------------------------
 
     def _may_send_more(self) -> bool:
@@ -259,7 +266,7 @@ class Member:
         """Tell a hub that knows nothing of this member all that it has to know."""
         first_time = not self._hub
         self._hub = hub
-        self._link = Link(window=MEMBER_WINDOW, now=now)
+        self._link = self._new_link(now)
         if first_time:
             return
         waiting, self._backlog = self._backlog, Backlog(self._bounds)

@@ -67,6 +67,7 @@ class ClientWire:
         self._url = url
         self._tls = _tls_config(tls, server=False)
         self._socket = self._dial()
+        self._descriptor: int = self._socket.recv_fd
 
     def _dial(self) -> pynng.Pair1:
         try:
@@ -89,7 +90,7 @@ class ClientWire:
 
     async def readable(self) -> None:
         """Wait until something has come."""
-        await trio.lowlevel.wait_readable(self._socket.recv_fd)
+        await trio.lowlevel.wait_readable(self._descriptor)
 
     def receive(self) -> list[bytes]:
         """What has come; up to 64 frames at once."""
@@ -113,6 +114,7 @@ class ClientWire:
         """Give up the connection, for one that stands only in appearance."""
         self.close()
         self._socket = self._dial()
+        self._descriptor = self._socket.recv_fd
 
     def close(self) -> None:
         """Close the socket."""
@@ -151,10 +153,11 @@ class HubWire:
             raise BusError(f"bus {url!r}: the address is in use") from error
         except (pynng.NNGException, ValueError) as error:
             raise ConfigError(f"bus {url!r} cannot be listened on: {error}") from error
+        self._descriptor: int = self._socket.recv_fd
 
     async def readable(self) -> None:
         """Wait until something has come."""
-        await trio.lowlevel.wait_readable(self._socket.recv_fd)
+        await trio.lowlevel.wait_readable(self._descriptor)
 
     def receive(self) -> list[tuple[int, bytes]]:
         """What has come, and over which connection; up to 64 frames at once."""

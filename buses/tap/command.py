@@ -7,8 +7,6 @@ import shutil
 import socket
 import sys
 
-import structlog
-
 from hear import connection
 from hear.buses.tap.filters import CATEGORIES, Filter, Wanted
 from hear.buses.tap.lines import Lines
@@ -16,6 +14,7 @@ from hear.buses.tap.records import Records
 from hear.buses.tap.watch import Form, watch
 from hear.cli import Command
 from hear.errors import ConfigError
+from hear.log import to_stderr
 
 _FILTERS = ("subject", "request", "context", "engine", "policy", "category")
 _OF_LINES = (*_FILTERS, "count", "for", "json", "bodies", "history")
@@ -71,7 +70,7 @@ def run(namespace: argparse.Namespace) -> int:
     if sys.stdout is None:
         raise ConfigError("standard output is closed, expected somewhere to write to")
     form = _form(namespace)
-    log_to_stderr()
+    to_stderr("warning")
 
     async def main() -> int:
         async with connection.connected(namespace.bus, name=tap_name(), key=namespace.key) as bus:
@@ -94,14 +93,6 @@ def run(namespace: argparse.Namespace) -> int:
 def tap_name(what: str = "tap") -> str:
     """A name on the bus that no other watcher has."""
     return f"{what}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
-
-
-def log_to_stderr() -> None:
-    """Send warnings of the bus to standard error, so that they stand in nobody's data."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger("warning"),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
-    )
 
 
 def _form(namespace: argparse.Namespace) -> Form:

@@ -56,6 +56,7 @@ class EngineStatus(Struct, kw_only=True):
     controls: list[str] = field(default_factory=list)
     modes: list[str] = field(default_factory=list)
     block_size: int = 0
+    endpoint: str = ""
     heard_s_ago: float | None = None
     missing: list[str] = field(default_factory=list)
 
@@ -191,6 +192,7 @@ class _Engines:
                 known.controls = list(message.controls)
                 known.modes = list(message.modes)
                 known.block_size = message.block_size
+                known.endpoint = message.endpoint
                 self._told(known, "capabilities")
             case QueueChanged():
                 known.num_waiting, known.num_running = message.num_waiting, message.num_running

@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from hear import connection, plugins
-from hear.buses.tap.command import log_to_stderr, tap_name
+from hear.buses.tap.command import tap_name
 from hear.buses.tap.lines import printable
 from hear.buses.tap.status import LOOK_S, EngineStatus, PolicyStatus, Status, look, to_json
 from hear.cli import Command
+from hear.log import to_stderr
 
 _WIDE = 200  # columns where there is no terminal: a table in a file is not cut
 _BAR = 10
@@ -28,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command; 2 if nobody is there."""
     name = tap_name("status")
-    log_to_stderr()
+    to_stderr("warning")
 
     async def main() -> int:
         async with connection.connected(namespace.bus, name=name, key=namespace.key) as bus:
@@ -99,6 +100,8 @@ def _engine(engine: EngineStatus) -> Table:
         table.add_row("controls", printable(", ".join(engine.controls)))
     if engine.modes:
         table.add_row("modes", printable(", ".join(engine.modes)))
+    if engine.endpoint:
+        table.add_row("endpoint", printable(engine.endpoint))
     if engine.block_size:
         table.add_row("blocks", f"of {engine.block_size} tokens")
     return table

@@ -355,6 +355,7 @@ def _capabilities(key: Key, m: CapabilitiesReported) -> str:
         f"modes {' '.join(m.modes) or 'none'}",
         *(f"{t.name} {_many(t.num_blocks, 'block')}" for t in m.tiers),
         f"blocks of {m.block_size} tokens" if m.block_size else "",
+        f"at {m.endpoint}" if m.endpoint else "",
     )
 
 

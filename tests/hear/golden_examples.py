@@ -211,6 +211,7 @@ MESSAGES: tuple[Message, ...] = (
         max_lease_s=3_600.0,
         retention_decay_s=400.0,
         model="Qwen3-8B",
+        endpoint="http://gpu-7:8000/v1",
     ),
     CostsReported(
         basis="calibrated",
