@@ -264,12 +264,12 @@ class TapScreen(App[None]):
 
     def _replace_rows(self, rows: dict[str, tuple[Text, ...]]) -> None:
         table = self._table
-        at, top = self._row_at_cursor(), table.scroll_y
+        index, at, top = table.cursor_row, self._row_at_cursor(), table.scroll_y
         table.clear()
         for id, row in rows.items():
             table.add_row(*row, key=id)
         self._rows = list(rows)
-        if at in rows:
+        if at in rows and index > 0:  # who has not moved wants to see the newest
             table.move_cursor(row=table.get_row_index(at), scroll=False, animate=False)
             table.scroll_to(y=top, animate=False)
 

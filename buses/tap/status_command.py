@@ -61,7 +61,7 @@ def text(status: Status, width: int | None = None) -> str:
 def _parts(status: Status) -> Iterable[str | Table]:
     for engine in status.engines:
         yield _engine(engine)
-    yield ""
+        yield ""
     yield _policies(status)
     yield ""
     yield _subscribers(status)

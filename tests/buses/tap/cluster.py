@@ -15,6 +15,8 @@ from hear.buses.nng.server import hub
 from tests.buses.tap.scene import Load, serving
 
 _END_WITHIN_S = 10.0
+_NUM_CLIENTS = 12
+_NUM_CONTEXTS = 4
 
 
 @contextmanager
@@ -55,9 +57,9 @@ async def _serve(url: str) -> int:
             turn = 0
             while True:
                 turn += 1
-                await load.turn(f"r{number}.{turn}", f"c{number}", turn)
+                await load.turn(f"r{number}.{turn}", f"c{number % _NUM_CONTEXTS}", turn)
 
-        for number in range(4):
+        for number in range(_NUM_CLIENTS):
             nursery.start_soon(client, number)
         print("ready", flush=True)
         await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)

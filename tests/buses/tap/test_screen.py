@@ -207,6 +207,18 @@ def test_the_cursor_stays_on_its_request_when_others_come() -> None:
     play(scene)
 
 
+def test_a_cursor_that_was_not_moved_stays_at_the_newest() -> None:
+    async def scene(app: TapScreen, pilot: "Pilot[None]", source: Source) -> None:
+        [first, *_] = a_picture().requests
+        source.picture = replace(
+            a_picture(), requests=(replace(first, id="new"), *a_picture().requests)
+        )
+        assert " new " in await drawn(app, pilot)
+        assert app._row_at_cursor() == "new"
+
+    play(scene)
+
+
 def test_tab_moves_from_pane_to_pane() -> None:
     async def scene(app: TapScreen, pilot: "Pilot[None]", source: Source) -> None:
         visited = []

@@ -72,7 +72,7 @@ SAID = {
     "pressure_reported": "gpu 99% full (600 used, 80 cached of 690), 1 waiting 2 running, "
     "3 preemptions, 1,024 tokens restored, 0.5 s of transfers ahead",
     "capabilities_reported": "serves Qwen3-8B, controls prioritise retain, modes dense, "
-    "gpu 690 blocks, blocks of 16 tokens",
+    "gpu 690 blocks, blocks of 16 tokens, at http://gpu-7:8000/v1",
     "costs_reported": "costs, calibrated: prefill 42,000 tokens/s, decode step 12.5 ms, "
     "147,456 bytes of KV a token, loads 25.0 GB/s",
     "request_outcome": "completed r1 of context c1 v4: mode dense, 20,480 tokens in 150 out, "
