@@ -159,7 +159,7 @@ def _is_known(views: EngineViews) -> bool:
 
 def measure_stopped(quick: bool, folder: Path) -> dict[str, Any]:
     """Stop one reader of three for a while."""
-    before_s, stopped_s, after_s = (3.0, 6.0, 3.0) if quick else (15.0, 60.0, 10.0)
+    before_s, stopped_s, after_s = (5.0, 6.0, 3.0) if quick else (15.0, 60.0, 10.0)
     seconds = before_s + stopped_s + after_s
     url = new_url("ipc", folder)
     memory: list[int] = []

@@ -52,6 +52,20 @@ def add_bus_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_url(url: str) -> str:
+    """The scheme of a bus's address, which names its kind.
+
+    Raises:
+        ConfigError: this is no address of a bus that is known here.
+    """
+    scheme, separator, rest = url.partition("://")
+    known = [name for name in plugins.names("buses") if name != "memory"]
+    if not separator or not rest or scheme not in known:
+        starts = ", ".join(f"{name}://" for name in known)
+        raise ConfigError(f"bus {url!r}: expected an address that begins with one of {starts}")
+    return scheme
+
+
 def connected(url: str, *, name: str, key: Path | None = None) -> AbstractAsyncContextManager[Bus]:
     """Join the bus at ``url`` under ``name``. Leaving the context leaves the bus.
 
@@ -61,10 +75,7 @@ def connected(url: str, *, name: str, key: Path | None = None) -> AbstractAsyncC
         ConfigError: this is no URL of a bus that is known here.
         BusError: nobody answers there, or it refuses this name or key.
     """
-    scheme, separator, _ = url.partition("://")
-    if not separator or scheme not in plugins.names("buses"):
-        known = ", ".join(f"{word}://" for word in plugins.names("buses"))
-        raise ConfigError(f"bus {url!r}: expected an address that begins with one of {known}")
+    scheme = check_url(url)
     made: AbstractAsyncContextManager[Bus] = plugins.load("buses", scheme)(url, name=name, key=key)
     return made
 

@@ -17,7 +17,7 @@ from hear import plugins
 from hear.cli import Command
 from hear.codec import open_body
 from hear.config import load_toml, where
-from hear.connection import connected, default_url, run_directory, run_until_signal
+from hear.connection import check_url, connected, default_url, run_directory, run_until_signal
 from hear.engine_view import EngineViews
 from hear.errors import BusError, ConfigError
 from hear.log import to_stderr
@@ -27,6 +27,7 @@ from hear.supervisor import Part, Supervisor
 _log = structlog.get_logger("hear.up")
 
 READY_S: Final = 15.0
+_BUS: Final = "bus"
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_\-./+:]{1,128}$")]
 
 
@@ -106,6 +107,7 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
         ConfigError: two parts have one name, or something cannot be used.
     """
     url = config.bus or default_url()
+    check_url(url)
     base = path.parent if path is not None else Path()
     state = base / config.state if config.state else run_directory() / "state"
     if (config.keys is None) is not (config.key is None):
@@ -113,17 +115,21 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
     key = [] if config.key is None else ["--key", str(base / config.key)]
     names = engine_names(config)
     policies = _policies(config, path)
-    taken: dict[str, str] = {}
+    taken = {_BUS: "part of every cluster"}
     for name, kind in [(n, "engine") for n in names] + [(n, "policy") for n, _, _ in policies]:
         if name in taken:
             at = where(path, f"{kind}[0].name") if path is not None else "default"
-            raise ConfigError(f"{at}: two parts are named {name!r}, a {taken[name]} and a {kind}")
+            raise ConfigError(f"{at}: two parts are named {name!r}: {taken[name]}, and {kind}")
         taken[name] = kind
     parts = [
-        _part("bus", ["--bus", url] + (["--keys", str(base / config.keys)] if config.keys else []))
+        _part(_BUS, ["--bus", url] + (["--keys", str(base / config.keys)] if config.keys else []))
     ]
     ranks = ",".join(f"{name}={rank}" for name, rank, _ in policies)
     for name, engine in zip(names, config.engine, strict=True):
+        # Made once here, so that what cannot be used is said before anything starts.
+        plugins.load("engines", engine.kind)(
+            engine.profile, block_size=engine.block_size, name=name
+        )
         arguments = [name, "--bus", url, *key, "--kind", engine.kind, "--profile", engine.profile]
         arguments += [
             "--block-size",

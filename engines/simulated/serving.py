@@ -90,14 +90,18 @@ async def serve(
 async def _listen(path: str) -> trio.SocketListener:
     sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     try:
-        await sock.bind(path)
-    except OSError:
-        if not await _is_stale(path):
-            raise
-        await trio.Path(path).unlink()
-        await sock.bind(path)
-    sock.listen(128)
-    return trio.SocketListener(sock)
+        try:
+            await sock.bind(path)
+        except OSError:
+            if not await _is_stale(path):
+                raise
+            await trio.Path(path).unlink()
+            await sock.bind(path)
+        sock.listen(128)
+        return trio.SocketListener(sock)
+    except BaseException:
+        sock.close()
+        raise
 
 
 async def _is_stale(path: str) -> bool:
@@ -116,7 +120,8 @@ async def _converse(engine: InferenceClient, stream: trio.SocketStream) -> None:
     try:
         async with stream, trio.open_nursery() as nursery:
             lock = trio.Lock()
-            async for data in _messages(stream):
+            messages = _Messages(stream)
+            while (data := await messages.next()) is not None:
                 number, request = _requests.decode(data)
                 nursery.start_soon(_answer, engine, number, request, stream, lock)
             nursery.cancel_scope.cancel()
@@ -181,7 +186,8 @@ class SimulatedClient:
     async def listen(self) -> None:
         """Take in results until the engine hangs up."""
         try:
-            async for data in _messages(self._stream):
+            messages = _Messages(self._stream)
+            while (data := await messages.next()) is not None:
                 number, result, error = _results.decode(data)
                 if number in self._waiting:
                     self._results[number] = result, error
@@ -229,21 +235,31 @@ async def _send(stream: trio.SocketStream, data: bytes) -> None:
     await stream.send_all(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
 
-async def _messages(stream: trio.SocketStream) -> AsyncIterator[bytes]:
-    """The messages that come, until the other end hangs up."""
-    buffer = bytearray()
-    while True:
-        while len(buffer) >= _LENGTH_BYTES:
-            size = int.from_bytes(buffer[:_LENGTH_BYTES], "big")
-            if size > _MAX_BYTES:
-                raise EngineError(f"a message of {size} bytes, expected at most {_MAX_BYTES}")
-            end = _LENGTH_BYTES + size
-            if len(buffer) < end:
-                break
-            data = bytes(buffer[_LENGTH_BYTES:end])
-            del buffer[:end]
-            yield data
-        chunk = await stream.receive_some(_CHUNK)
-        if not chunk:
-            return
-        buffer += chunk
+class _Messages:
+    """The messages that come over a stream."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def next(self) -> bytes | None:
+        """The next message; None if the other end has hung up."""
+        buffer = self._buffer
+        while (end := self._end()) is None:
+            chunk = await self._stream.receive_some(_CHUNK)
+            if not chunk:
+                return None
+            buffer += chunk
+        data = bytes(buffer[_LENGTH_BYTES:end])
+        del buffer[:end]
+        return data
+
+    def _end(self) -> int | None:
+        """Where the first message in the buffer ends, if it is all there."""
+        if len(self._buffer) < _LENGTH_BYTES:
+            return None
+        size = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
+        if size > _MAX_BYTES:
+            raise EngineError(f"a message of {size} bytes, expected at most {_MAX_BYTES}")
+        end = _LENGTH_BYTES + size
+        return end if len(self._buffer) >= end else None

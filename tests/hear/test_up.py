@@ -1,0 +1,91 @@
+"""What ``hear up`` makes of a configuration. That it runs is in tests/test_processes.py."""
+
+from pathlib import Path
+
+import pytest
+
+from hear.config import load_toml
+from hear.errors import ConfigError, HearError
+from hear.supervisor import Part
+from hear.up import DEFAULT, ClusterConfig, plan
+
+
+def planned(tmp_path: Path, text: str) -> tuple[str, dict[str, Part]]:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text, encoding="utf-8")
+    url, parts = plan(load_toml(path, ClusterConfig), path)
+    return url, {part.name: part for part in parts}
+
+
+def option(part: Part, name: str) -> str:
+    return part.command[part.command.index(name) + 1]
+
+
+def test_the_default_is_a_bus_two_engines_and_two_policies() -> None:
+    url, parts = plan(DEFAULT, None)
+    assert url.startswith("ipc://")
+    assert [part.name for part in parts] == ["bus", "engine0", "engine1", "cache-aware", "guard:40"]
+    assert all(part.command[-1] == "--with-parent" for part in parts)
+
+
+def test_a_file_names_all_and_paths_are_its_own(tmp_path: Path) -> None:
+    url, parts = planned(
+        tmp_path,
+        """
+        bus = "tcp://127.0.0.1:7777"
+        keys = "keyring.toml"
+        key = "operator.toml"
+        state = "kept"
+        [[engine]]
+        [[engine]]
+        name = "big"
+        profile = "rtx-pro-6000-qwen3-8b"
+        endpoint = "sim+tcp://127.0.0.1:9000"
+        [[policy]]
+        policy = "session-aware"
+        [[policy]]
+        policy = "guard:40"
+        name = "guard"
+        rank = 9
+        """,
+    )
+    assert url == "tcp://127.0.0.1:7777"
+    assert option(parts["bus"], "--keys") == str(tmp_path / "keyring.toml")
+    assert option(parts["big"], "--ranks") == "session-aware=2,guard=9"
+    assert option(parts["big"], "--profile") == "rtx-pro-6000-qwen3-8b"
+    assert option(parts["big"], "--endpoint") == "sim+tcp://127.0.0.1:9000"
+    assert option(parts["engine0"], "--ledger") == str(tmp_path / "kept" / "engine0.ledger")
+    for name in ("engine0", "big", "session-aware", "guard"):
+        assert option(parts[name], "--key") == str(tmp_path / "operator.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("engines = 3", r"cluster.toml:1: unknown key 'engines': did you mean 'engine'"),
+        ('[[engine]]\nprofil = "x"', r"cluster.toml:2: unknown key 'profil'.*'profile'"),
+        ('[[engine]]\nname = "a b"', r"cluster.toml:2: engine\[0\].name"),
+        ("[[engine]]\nblock_size = 0", r"cluster.toml:2: engine\[0\].block_size"),
+        ('[[policy]]\npolicy = "cache-awre"', "did you mean 'cache-aware'"),
+        ('[[policy]]\npolicy = "cache-aware+guard:40"', r"cluster.toml:2: .*expected one policy"),
+        ('[[policy]]\npolicy = "fcfs"', "expected one policy"),
+        ('[[engine]]\nname = "x"\n[[engine]]\nname = "x"', "two parts are named 'x'"),
+        ('[[engine]]\nname = "guard:40"\n[[policy]]\npolicy = "guard:40"', "two parts are named"),
+        ('[[engine]]\nname = "bus"', "two parts are named 'bus'"),
+        ('keys = "k.toml"', "keys and key go together"),
+        ("bus = ", "not TOML"),
+        ('bus = "smoke://signals"', "expected an address that begins with one of"),
+        ('[[engine]]\nkind = "simulatd"', "did you mean 'simulated'"),
+        ('[[engine]]\nprofile = "h200"', "h200"),
+    ],
+)
+def test_what_cannot_be_used_is_one_error_before_anything_starts(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    with pytest.raises(HearError, match=why):
+        planned(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_toml(tmp_path / "none.toml", ClusterConfig)
