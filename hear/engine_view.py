@@ -31,12 +31,14 @@ class EngineView:
 
     ``waiting`` maps the ids of waiting requests to how they stand; ``running`` holds the ids of
     those in the batch, in the order in which they started. Both are unreliable while
-    ``queue_known`` is False, and ``residency`` is while ``residency_known`` is.
+    ``queue_known`` is False, and ``residency`` is while ``residency_known`` is. ``heard`` is the
+    place of its last message among those of all engines.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.epoch = 0
+        self.heard = 0
         self.capabilities: CapabilitiesReported | None = None
         self.costs: CostsReported | None = None
         self.pressure: PressureReported | None = None
@@ -174,11 +176,14 @@ class EngineView:
 class EngineViews(Mapping[str, EngineView]):
     """All engines that were heard of, by name.
 
-    ``changes`` lists what came since the last decision, as pairs of engine and message.
+    ``changes`` lists what came since the last decision, as pairs of engine and message. Of more
+    than ``max_engines`` the one that has been silent longest is forgotten.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_engines: int = 4_096) -> None:
         self._views: dict[str, EngineView] = {}
+        self._max_engines = max_engines
+        self._num_heard = 0
         self._detector = GapDetector()
         self.changes: list[tuple[EngineView, Message]] = []
 
@@ -201,7 +206,11 @@ class EngineViews(Mapping[str, EngineView]):
         engine = envelope.key.engine or envelope.source
         view = self._views.get(engine)
         if view is None:
+            if len(self._views) >= self._max_engines:
+                del self._views[min(self._views.values(), key=lambda v: v.heard).name]
             view = self._views[engine] = EngineView(engine)
+        self._num_heard += 1
+        view.heard = self._num_heard
         arrival = self._detector.observe(envelope)
         if arrival is Arrival.STALE or envelope.epoch < view.epoch:
             return False

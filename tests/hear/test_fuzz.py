@@ -1,0 +1,219 @@
+"""Nothing that a stranger sends may do more than be refused; and the fuzzer finds what does."""
+
+import itertools
+import os
+import time
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from benchmarks import fuzz, fuzz_inputs, fuzz_workers
+from benchmarks.fuzz_targets import TARGETS, Target
+from benchmarks.fuzz_workers import BATCH, Limits, inputs_of, read_all, reduced, replay, schedule
+from hear import codec
+from hear.delivery import Arrival, GapDetector, Sequencer
+from hear.engine_view import EngineViews
+from hear.errors import HearError, LocalProtocolError
+from hear.messages import Key, QueueChanged, QueueSnapshot
+from hear.subjects import token
+
+
+def test_twenty_seconds_of_hostile_bytes_do_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    arguments = ["--seconds", "20", "--seed", "7", "--out", str(tmp_path), "--json", str(path)]
+    assert fuzz.main(arguments) == 0
+    report = msgspec.json.decode(path.read_bytes(), type=fuzz.Report)
+    assert report.targets == list(TARGETS)
+    assert report.failures == []
+    assert report.inputs > 10_000
+    assert 0.1 < report.refused / report.inputs < 0.9  # else the inputs are all good, or all noise
+    assert report.peak_mib < 500
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_same_seed_gives_the_same_inputs_and_another_gives_others(name: str) -> None:
+    first, again, other = (list(inputs_of(name, seed, 3)) for seed in (1, 1, 2))
+    assert first == again
+    assert len(first) == BATCH
+    assert first != other
+
+
+def test_every_kind_of_message_gets_through_to_its_reader() -> None:
+    heard = set()
+    rng = Random(1)
+    for _ in range(5_000):
+        try:
+            envelope = codec.decode(fuzz_inputs.message(rng))
+            message = codec.open_body(envelope)
+        except HearError:
+            continue
+        if message is not None:
+            heard.add(envelope.kind)
+    assert heard == set(codec.KINDS)
+
+
+def test_batches_are_shared_out_by_weight() -> None:
+    order = schedule(list(TARGETS))
+    assert {name: order.count(name) for name in TARGETS} == {
+        name: target.weight for name, target in TARGETS.items()
+    }
+
+
+# -- the fuzzer finds what is there to find -------------------------------------------------------
+
+
+def _counts_to_three() -> object:
+    numbers = itertools.count(1)
+
+    def read(data: bytes) -> None:
+        if b"bad" in data:
+            raise KeyError("bad")
+        if data == b"count" and next(numbers) == 3:
+            raise IndexError("three")
+        raise LocalProtocolError("refused")
+
+    return read
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(
+        TARGETS,
+        "planted",
+        Target(_counts_to_three, lambda rng: b""),  # type: ignore[arg-type]
+    )
+    # In this process: another one would not know of the target.
+    monkeypatch.setattr(
+        fuzz_workers, "replay", lambda target, inputs, limits: read_all(target, inputs)
+    )
+    return "planted"
+
+
+def test_an_input_that_fails_alone_is_reported_alone(planted: str) -> None:
+    few, error = reduced(planted, [b"count", b"x", b"a bad one"], Limits())
+    assert few == (b"a bad one",)
+    assert error is not None
+    assert error.startswith("KeyError: 'bad' at test_fuzz.py:")
+
+
+def test_what_needs_others_before_it_keeps_only_those(planted: str) -> None:
+    inputs = [b"noise"] * 20 + [b"count"] + [b"noise"] * 9 + [b"count"] + [b"noise", b"count"]
+    few, error = reduced(planted, inputs, Limits(), tries=200)
+    assert few == (b"count",) * 3
+    assert error is not None
+    assert error.startswith("IndexError")
+
+
+def test_what_does_not_fail_again_is_no_finding(planted: str) -> None:
+    assert reduced(planted, [b"count", b"noise"], Limits())[1] is None
+
+
+def test_a_failure_is_saved_and_can_be_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failure = fuzz_workers.Failure("subjects", 0, 1, "was: X", (b"a", b"\xff"))
+    path = fuzz.save(failure, tmp_path / "new")
+    assert fuzz.main(["--replay", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 inputs" in shown
+    assert "was: X" in shown
+    assert "no failure" in shown
+    path.write_bytes(b"something else")
+    assert fuzz.main(["--replay", str(path)]) == 2
+
+
+def _crash(slot: object, found: object, *rest: object) -> None:
+    slot.raw[1] = 5  # type: ignore[attr-defined]
+    os._exit(9)
+
+
+def _hang(slot: object, found: object, *rest: object) -> None:
+    slot.raw[1] = 6  # type: ignore[attr-defined]
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(("worker", "place", "says"), [(_crash, 5, "died"), (_hang, 6, "hang")])
+def test_a_worker_that_dies_or_hangs_is_found_out_from_outside(
+    worker: object, place: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuzz_workers, "run_batches", worker)
+    seen: list[tuple[int, str]] = []
+
+    def note(target: str, inputs: list[bytes], limits: Limits) -> tuple[tuple[bytes, ...], str]:
+        seen.append((len(inputs) - 1, target))
+        return tuple(inputs[-1:]), ""
+
+    monkeypatch.setattr(fuzz_workers, "reduced", note)
+    run = fuzz_workers.Fuzzing(
+        ["messages"], seed=1, jobs=1, num_batches=1, limits=Limits(input_s=0.2)
+    )
+    try:
+        failures: list[fuzz_workers.Failure] = []
+        end = time.monotonic() + 30
+        while not failures and time.monotonic() < end:
+            failures += run.watch()
+            time.sleep(0.02)
+    finally:
+        run.stop()
+    assert failures[0].error.startswith(says)
+    assert seen[0] == (place, "messages")
+
+
+def test_a_process_that_needs_too_much_memory_fails() -> None:
+    error = replay("bodies", [b"\0" + b"\xc6\x08\0\0\0" + bytes(1 << 27)], Limits(5.0, 1 << 28))
+    assert error is not None
+
+
+def test_a_run_without_an_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--inputs", "0"], ["--seconds", "-1"], ["--inputs", "1", "--jobs", "0"]):
+        with pytest.raises(SystemExit):
+            fuzz.main(arguments)
+    assert "--inputs" in capsys.readouterr().err
+
+
+# -- what it has found, and what a look at the bounds of memory found -----------------------------
+
+
+def test_a_name_without_a_utf8_form_is_refused_and_not_a_unicode_error() -> None:
+    for name in ("\ud800", "a\udfffb", "x" * 1_000 + "\ud800"):
+        with pytest.raises(LocalProtocolError, match="no UTF-8 form"):
+            token(name)
+
+
+def test_long_names_are_not_kept_by_the_tables_of_subjects() -> None:
+    token.__globals__["_token"].cache_clear()
+    for number in range(50):
+        made = token(f"{number}." + "x" * 5_000)
+        assert made == f"{number}%2e" + "x" * 5_000
+    assert token.__globals__["_token"].cache_info().currsize == 0
+
+
+def test_channels_beyond_the_bound_are_forgotten_and_come_back_as_gaps() -> None:
+    detector = GapDetector(max_channels=3)
+    sources = [Sequencer(name) for name in "abcd"]
+
+    def say(place: int) -> Arrival:
+        return detector.observe(sources[place].wrap(QueueChanged(), Key(engine="e"), 0.0))
+
+    assert [say(place) for place in (0, 1, 2)] == [Arrival.NEXT] * 3
+    assert say(0) is Arrival.NEXT
+    assert say(3) is Arrival.NEXT  # b was silent longest, and is forgotten
+    assert say(0) is Arrival.NEXT
+    next_of_b = sources[1].wrap(QueueChanged(), Key(engine="e"), 0.0)
+    assert not detector.knows(next_of_b)
+    assert detector.observe(next_of_b) is Arrival.GAP
+    assert detector.knows(next_of_b)
+
+
+def test_of_too_many_engines_the_one_that_was_silent_longest_is_forgotten() -> None:
+    views = EngineViews(max_engines=3)
+
+    def say(engine: str) -> None:
+        message = QueueSnapshot()
+        views.apply(Sequencer(engine).wrap_snapshot(message, Key(engine=engine), 0.0), message)
+
+    for engine in "abcad":
+        say(engine)
+    assert list(views) == ["a", "c", "d"]
