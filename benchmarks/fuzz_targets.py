@@ -12,11 +12,16 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from msgspec import Raw
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from prometheus_client import CollectorRegistry, generate_latest
 
 from benchmarks import fuzz_inputs
 from benchmarks.fuzz_inputs import KIND_NAMES
 from hear import codec
 from hear.blocks import unpack
+from hear.buses.metrics.collecting import Collecting
+from hear.buses.metrics.exporting import readable
+from hear.buses.metrics.spans import SpanData
 from hear.codec import KINDS
 from hear.delivery import GapDetector
 from hear.engine_view import EngineViews
@@ -210,9 +215,35 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
+class Metrics:
+    """What counts messages and makes spans of them."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._collecting = Collecting(
+            self._registry, on_span=self._span, max_series=50, max_open=100
+        )
+        self._now = 0.0
+
+    def __call__(self, frame: bytes) -> None:
+        envelope = codec.decode(frame)
+        self._now += 100.0
+        self._collecting.hear(envelope, self._now)
+        if crc32(frame) % 500 == 0:
+            self._collecting.settle(self._now)
+            text = generate_latest(self._registry)
+            if text.count(b"\n") > 20_000:
+                raise BrokenPromiseError(f"{text.count(10)} lines of metrics")
+
+    @staticmethod
+    def _span(span: SpanData) -> None:
+        encode_spans([readable(span)]).SerializeToString()
+
+
 TARGETS: Final[dict[str, Target]] = {
     "messages": Target(Messages, fuzz_inputs.message, weight=4),
     "bodies": Target(_bodies, fuzz_inputs.body),
+    "metrics": Target(Metrics, fuzz_inputs.message),
     "subjects": Target(_subjects, fuzz_inputs.subject),
 }
 """By name. A new reader of bytes needs a row here and nothing else."""
