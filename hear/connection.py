@@ -8,7 +8,7 @@ import argparse
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import trio
 
 from hear import plugins
 from hear.clock import SharedClock
-from hear.errors import ConfigError
+from hear.errors import ConfigError, HearError
 from hear.seams import Bus
 
 END_WITHIN_S = 1.5
@@ -96,10 +96,21 @@ async def until_signal(
             nursery.cancel_scope.cancel()
 
 
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
 def run(main: Callable[[], Awaitable[int]]) -> int:
     """Run a command's coroutine on the shared clock until it ends or a signal comes.
 
     Returns its exit code; 130 after SIGINT and 143 after SIGTERM.
+
+    Raises:
+        HearError: raised by ``main``, in however many nurseries; of several, the first.
     """
     code = 0
     caught: list[int] = []
@@ -109,5 +120,13 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
         async with until_signal(on_signal=caught.append):
             code = await main()
 
-    trio.run(guarded, clock=SharedClock(), strict_exception_groups=False)
+    try:
+        trio.run(guarded, clock=SharedClock())
+    except BaseExceptionGroup as group:
+        # The nurseries that it came through have wrapped it; whoever catches wants the error.
+        _, others = group.split(HearError)
+        leaves = list(_leaves(group if others is None else others))
+        if others is not None and len(leaves) > 1:
+            raise
+        raise leaves[0] from None
     return 128 + caught[0] if caught else code

@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import sys
+from functools import partial
 
 import trio
 
@@ -57,9 +58,7 @@ def run(namespace: argparse.Namespace) -> int:
             trio.open_nursery() as nursery,
         ):
             url = await nursery.start(
-                lambda task_status: serve(
-                    bus, listen=namespace.listen, otlp=namespace.otlp, task_status=task_status
-                )
+                partial(serve, bus, listen=namespace.listen, otlp=namespace.otlp)
             )
             print(f"metrics of {namespace.bus} at {url}", file=sys.stderr, flush=True)
         return 0

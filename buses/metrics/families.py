@@ -42,7 +42,7 @@ class Family(Generic[_M]):
 
     def __init__(self, metric: _M, num_labels: int, max_series: int) -> None:
         self._metric: _M = metric
-        self._num_labels = num_labels
+        self.num_labels = num_labels
         self._max_series = max_series
         self._series: dict[tuple[str, ...], _M] = {}
 
@@ -54,7 +54,7 @@ class Family(Generic[_M]):
                 len(self._series) >= self._max_series
                 or max(map(len, labels), default=0) > MAX_LABEL
             ):
-                labels = (OTHER,) * self._num_labels
+                labels = (OTHER,) * self.num_labels
             series = self._metric.labels(*labels) if labels else self._metric
             self._series[labels] = series
         return series

@@ -4,6 +4,7 @@ It publishes nothing and asks for nothing. If it is too slow and cut off, it say
 begins anew.
 """
 
+from functools import partial
 from typing import Final
 
 import trio
@@ -90,6 +91,6 @@ async def serve(
     async with serving(listen, registry) as url, trio.open_nursery() as nursery:
         for each in queue:
             nursery.start_soon(each.run)
-        await nursery.start(lambda task_status: follow(bus, collecting, task_status=task_status))
+        await nursery.start(partial(follow, bus, collecting))
         nursery.start_soon(watch, bus, collecting, statistics)
         task_status.started(url)
