@@ -253,6 +253,27 @@ def monster(rng: Random) -> bytes:
     return _encode({**frame, "kind": kind, "key": {"engine": "n" * (size // 2)}, "body": body})
 
 
+def storm(rng: Random) -> bytes:
+    """A long chain of blocks whose beginning comes and goes, over and over, in one message."""
+    chain = pack(range(1, 1 + (1 << (6 + int(rng.random() * 10)))))
+    first = {"kind": "stored", "tier": "gpu", "prefix_hashes": pack((1,))}
+    gone = {"kind": "removed", "tier": "gpu", "prefix_hashes": pack((1,))}
+    changes = [{"kind": "cleared"}, {**first, "prefix_hashes": chain}]
+    changes += [gone, first] * int(rng.random() * 3_000)
+    frame = {
+        "id": f"s-{int(rng.random() * 10_000)}",
+        "source": "storm",
+        "epoch": 1 + int(rng.random() * 1_000_000),
+        "seq": 1,
+        "time_s": rng.random() * 300,
+        "category": "state",
+        "kind": "residency_changed",
+        "key": {"engine": "storm"},
+        "body": {"kind": "residency_changed", "changes": changes},
+    }
+    return _encode(frame)
+
+
 def message(rng: Random) -> bytes:
     """An input for what reads envelopes."""
     dice = rng.random()
@@ -260,7 +281,9 @@ def message(rng: Random) -> bytes:
         return envelope(rng)
     if dice < 0.92:
         return damaged(rng)
-    return noise(rng) if dice < 0.998 else monster(rng)
+    if dice < 0.998:
+        return noise(rng)
+    return monster(rng) if dice < 0.99997 else storm(rng)
 
 
 def body(rng: Random) -> bytes:

@@ -22,6 +22,9 @@ from hear.messages import (
 )
 from hear.residency import ResidencyDirectory
 
+MAX_REQUESTS = 100_000
+"""Most requests of one engine that are kept; a queue that seems longer is not known."""
+
 ASK_AGAIN_S = 1.0
 """How long to wait for a snapshot before asking for it again: it may have been lost as well."""
 
@@ -73,7 +76,8 @@ class EngineView:
         ``seq`` is the number in its envelope.
 
         Raises:
-            RemoteProtocolError: block hashes cannot be read; residency is unknown from here on.
+            RemoteProtocolError: block hashes cannot be read, or change as no engine's do; residency
+                is unknown from here on.
         """
         match message:
             case ResidencyChanged():
@@ -112,8 +116,7 @@ class EngineView:
         if not self.residency_known:
             return self._asks("residency", time_s)
         try:
-            for change in message.changes:
-                self.residency.apply(change)
+            self.residency.apply_all(message.changes)
         except RemoteProtocolError:
             self._lose_residency(time_s)
             raise
@@ -129,8 +132,7 @@ class EngineView:
         if message.part != self._next_part or seq != self._snapshot_seq:
             return self._lose_residency(time_s)  # some part of it was lost
         try:
-            for chain in message.chains:
-                self.residency.apply(chain)
+            self.residency.apply_all(message.chains)
         except RemoteProtocolError:
             self._lose_residency(time_s)
             raise
@@ -170,6 +172,10 @@ class EngineView:
         for request in message.ended:
             self.waiting.pop(request, None)
             self.running.pop(request, None)
+        if len(self.waiting) + len(self.running) > MAX_REQUESTS:
+            self.waiting.clear()
+            self.running.clear()
+            self.queue_known = False
         return not self.queue_known and self._asks("queue", time_s)
 
 

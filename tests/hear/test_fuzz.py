@@ -13,10 +13,28 @@ from benchmarks import fuzz, fuzz_inputs, fuzz_workers
 from benchmarks.fuzz_targets import TARGETS, Target
 from benchmarks.fuzz_workers import BATCH, Limits, inputs_of, read_all, reduced, replay, schedule
 from hear import codec
+from hear.blocks import pack
 from hear.delivery import Arrival, GapDetector, Sequencer
-from hear.engine_view import EngineViews
-from hear.errors import HearError, LocalProtocolError
-from hear.messages import Key, QueueChanged, QueueSnapshot
+from hear.engine_view import MAX_REQUESTS, EngineViews
+from hear.errors import HearError, LocalProtocolError, RemoteProtocolError
+from hear.harness_view import MAX_GAPS, HarnessView
+from hear.intake import Intake
+from hear.messages import (
+    BlockChange,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Cancel,
+    Key,
+    Prioritise,
+    QueueChanged,
+    QueueSnapshot,
+    RequestDescribed,
+    RequestOutcome,
+    ResidencyChanged,
+    WaitingRequest,
+)
+from hear.residency import ResidencyDirectory
 from hear.subjects import token
 
 
@@ -173,7 +191,7 @@ def test_a_run_without_an_end_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert "--inputs" in capsys.readouterr().err
 
 
-# -- what it has found, and what a look at the bounds of memory found -----------------------------
+# -- what it has found, and what a look at the bounds of time and memory found ---------------------
 
 
 def test_a_name_without_a_utf8_form_is_refused_and_not_a_unicode_error() -> None:
@@ -217,3 +235,91 @@ def test_of_too_many_engines_the_one_that_was_silent_longest_is_forgotten() -> N
     for engine in "abcad":
         say(engine)
     assert list(views) == ["a", "c", "d"]
+
+
+FIRST = BlocksStored(tier="gpu", prefix_hashes=pack([1]))
+GONE = BlocksRemoved(tier="gpu", prefix_hashes=pack([1]))
+
+
+def chain(num_blocks: int) -> BlocksStored:
+    return BlocksStored(tier="gpu", prefix_hashes=pack(range(1, 1 + num_blocks)))
+
+
+def test_a_chain_whose_beginning_comes_and_goes_all_the_time_makes_residency_unknown() -> None:
+    # One message of 300 kB took 15 s before this had a bound.
+    flapping: list[BlockChange] = [GONE, FIRST]
+    changes = [chain(30_000), *flapping * 2_500]
+    views, engine, key = EngineViews(), Sequencer("e0"), Key(engine="e0")
+    message = ResidencyChanged(changes=tuple(changes))
+    begun = time.process_time()
+    with pytest.raises(RemoteProtocolError, match="30000 were held"):
+        views.apply(engine.wrap(message, key, 0.0), message)
+    assert time.process_time() - begun < 1.5
+    assert not views["e0"].residency_known
+    assert views["e0"].residency.num_blocks() == 0
+    later = ResidencyChanged(changes=(FIRST,))
+    assert views.apply(engine.wrap(later, key, 1.5), later)  # asks for a snapshot
+
+
+def test_as_many_moves_as_a_large_cache_has_blocks_are_no_storm() -> None:
+    directory = ResidencyDirectory()
+    directory.apply_all([chain(250_000)])
+    directory.apply_all([GONE, FIRST])
+    assert directory.match(range(1, 250_001)) == 250_000
+    directory.apply_all([BlocksCleared(tier="gpu")])
+    assert directory.num_blocks() == 0
+
+
+def test_a_flood_of_controls_for_a_request_that_never_comes_ends_in_no_time() -> None:
+    count = 30_000
+    intake, policy = Intake(engine="e0", controls=["prioritise"]), Sequencer("p")
+    for number in range(count):
+        key = Key(request="never", operation=f"op{number}")
+        control = Prioritise(priority=1, deadline_s=1_000.0 - number / count)
+        intake.receive(policy.wrap(control, key, 0.0), 0.0)
+    begun = time.process_time()
+    step = intake.expire(2_000.0)
+    assert time.process_time() - begun < 3  # with a list to look through it was 15
+    assert [answer.outcome.reason for answer in step.answers] == ["deadline"] * count
+    assert intake.open_operations == []
+
+
+def test_timers_of_what_was_cancelled_do_not_pile_up() -> None:
+    intake, policy = Intake(engine="e0", controls=["prioritise"]), Sequencer("p")
+    for number in range(5_000):
+        control = Prioritise(priority=1, deadline_s=3_000.0)
+        key = Key(request="never", operation=f"op{number}")
+        intake.receive(policy.wrap(control, key, 0.0), 0.0)
+        cancel = Cancel(target=f"op{number}")
+        intake.receive(policy.wrap(cancel, Key(operation=f"end{number}"), 0.0), 0.0)
+    assert intake.open_operations == []
+    assert len(intake._timers) <= 1_100
+    kept = Prioritise(priority=1, deadline_s=50.0)
+    for number in range(1_000):  # past a clean-up, what is open still ends in time
+        intake.receive(policy.wrap(kept, Key(request="r", operation=f"k{number}"), 0.0), 0.0)
+    assert intake.next_expiry() == 50.0
+    assert len(intake.expire(50.0).answers) == 1_000
+
+
+def test_what_is_kept_of_one_context_and_of_one_queue_has_a_bound() -> None:
+    view, harness = HarnessView(), Sequencer("h")
+    done = RequestOutcome(status="completed")
+    view.apply(harness.wrap(done, Key(request="r", context="c"), 0.0), done)
+    for number in range(MAX_GAPS + 50):
+        described = RequestDescribed()
+        key = Key(request=f"r{number}", context="c")
+        view.apply(harness.wrap(described, key, float(number)), described)
+    gaps_s = view.contexts["c"].gaps_s
+    assert len(gaps_s) == MAX_GAPS
+    assert gaps_s[-1] == MAX_GAPS + 49
+
+    views, engine, key = EngineViews(), Sequencer("e0"), Key(engine="e0")
+    for part in range(3):
+        waiting = tuple(
+            WaitingRequest(request=f"{part}/{number}", since_s=0.0)
+            for number in range(MAX_REQUESTS // 2)
+        )
+        message = QueueChanged(waiting=waiting)
+        views.apply(engine.wrap(message, key, 0.0), message)
+    assert not views["e0"].queue_known
+    assert len(views["e0"].waiting) == 0
