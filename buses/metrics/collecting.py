@@ -135,6 +135,8 @@ class Collecting:
         return True
 
     def _hear_control(self, envelope: Envelope, message: Message | None, now: float) -> None:
+        if envelope.key.operation is None:
+            return  # no engine acts on it
         control = message if isinstance(message, Control) else None
         if self.operations.hear_control(envelope, control, now) is not None:
             self.families.controls(envelope.source, envelope.kind).inc()

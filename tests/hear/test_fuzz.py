@@ -88,6 +88,10 @@ def _counts_to_three() -> object:
     def read(data: bytes) -> None:
         if b"bad" in data:
             raise KeyError("bad")
+        if data == b"slow":
+            end = time.process_time() + 0.2
+            while time.process_time() < end:
+                pass
         if data == b"count" and next(numbers) == 3:
             raise IndexError("three")
         raise LocalProtocolError("refused")
@@ -103,9 +107,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> str:
         Target(_counts_to_three, lambda rng: b""),  # type: ignore[arg-type]
     )
     # In this process: another one would not know of the target.
-    monkeypatch.setattr(
-        fuzz_workers, "replay", lambda target, inputs, limits: read_all(target, inputs)
-    )
+    monkeypatch.setattr(fuzz_workers, "replay", read_all)
     return "planted"
 
 
@@ -122,6 +124,13 @@ def test_what_needs_others_before_it_keeps_only_those(planted: str) -> None:
     assert few == (b"count",) * 3
     assert error is not None
     assert error.startswith("IndexError")
+
+
+def test_an_input_that_takes_too_long_is_found_again_by_the_processors_time(planted: str) -> None:
+    few, error = reduced(planted, [b"x", b"slow"], Limits(input_s=0.1))
+    assert few == (b"slow",)
+    assert error == "hang: 0.2 s of the processor's time"
+    assert reduced(planted, [b"x", b"slow"], Limits(input_s=5.0))[1] is None
 
 
 def test_what_does_not_fail_again_is_no_finding(planted: str) -> None:

@@ -459,11 +459,13 @@ def test_unknown_kinds_and_kinds_of_the_wrong_category_are_counted_and_not_opene
     tap.hear(
         msgspec.structs.replace(known, kind="later"),
         msgspec.structs.replace(known, category="intent"),
+        msgspec.structs.replace(known, key=Key(engine="e0")),  # no operation: nobody acts on it
     )
     scrape = tap.scrape()
     assert scrape("hear_messages_total", category="control", kind="later") == 1
     assert scrape("hear_messages_total", category="intent", kind="prioritise") == 1
-    assert scrape.all("hear_controls_total") == {}
+    assert scrape("hear_messages_total", category="control", kind="prioritise") == 1
+    assert scrape.all("hear_controls_total") == scrape.all("hear_controls_repeated_total") == {}
 
 
 async def test_a_reader_that_was_cut_off_says_so_and_begins_anew(
