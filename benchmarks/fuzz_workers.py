@@ -63,8 +63,13 @@ class Slot:
         """Batch and place of the input that is being read; the place is -1 between batches."""
         return int(self._values[0]), int(self._values[1])
 
+    def rest(self) -> None:
+        """No input is being read."""
+        self._values[1] = _DONE
+
     @property
     def raw(self) -> Any:
+        """The shared numbers, in order of ``FIELDS``."""
         return self._values
 
 
@@ -87,14 +92,20 @@ def bound_memory(limits: Limits) -> None:
 
 
 def run_batches(
-    slot: Slot, found: Any, names: list[str], seed: int, batches: range, limits: Limits
+    slot: Slot,
+    found: Any,
+    names: list[str],
+    seed: int,
+    batches: range,
+    limits: Limits,
+    parent: int,
 ) -> None:
     """Run batches; the end of a worker process. What fails is put into the queue ``found``."""
     bound_memory(limits)
-    raw, order, parent = slot.raw, schedule(names), os.getppid()
+    raw, order = slot.raw, schedule(names)
     for number, batch in enumerate(batches):
         if os.getppid() != parent:
-            return
+            return  # it was killed, and nobody watches any more
         target = order[batch % len(order)]
         raw[1], raw[0] = _DONE, batch
         frames = list(inputs_of(target, seed, batch))
@@ -223,8 +234,13 @@ class Fuzzing:
         self._moved: list[tuple[tuple[int, int], float]] = [((-1, -1), time.monotonic())] * jobs
 
     def _start(self, job: int, batches: range) -> Any:
-        arguments = (self._slots[job], self._found, self.names, self.seed, batches, self.limits)
-        process = _SPAWN.Process(target=run_batches, args=arguments, daemon=True)
+        slot = self._slots[job]
+        slot.rest()  # starting takes a while, and is no input
+        process = _SPAWN.Process(
+            target=run_batches,
+            args=(slot, self._found, self.names, self.seed, batches, self.limits, os.getpid()),
+            daemon=True,
+        )
         process.start()
         return process
 
