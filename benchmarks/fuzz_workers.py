@@ -275,8 +275,7 @@ class Fuzzing:
         target = order[batch % len(order)]
         # What was raised where: one fault is met again and again, and each time takes a while.
         alike = target, f"{error.partition(':')[0]} {error.rpartition(' at ')[2]}"
-        self._seen[alike] += 1
-        if self._seen[alike] > _ALIKE:
+        if self._seen[alike] >= _ALIKE:
             self.repeated += 1
             return
         inputs = list(inputs_of(target, self.seed, batch))[: place + 1]
@@ -284,6 +283,7 @@ class Fuzzing:
         if again is None and error.startswith("hang"):
             self.unconfirmed += 1
         else:
+            self._seen[alike] += 1
             yield Failure(target, batch, place, again or f"{error} (not seen again)", few)
 
     @property

@@ -205,6 +205,22 @@ def test_a_worker_that_dies_or_hangs_is_found_out_from_outside(
     assert seen == [(place, "messages")]
 
 
+def test_slow_inputs_that_are_not_slow_again_do_not_hide_one_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = iter([None, None, None, "hang", "hang", "hang", "hang"])
+    monkeypatch.setattr(
+        fuzz_workers, "reduced", lambda target, inputs, limits: (tuple(inputs), next(answers))
+    )
+    run = fuzz_workers.Fuzzing(["messages"], seed=1, jobs=1, num_batches=0)
+    try:
+        found = [list(run._failure(batch, 0, "hang: longer than 1 s")) for batch in range(6)]
+    finally:
+        run.stop()
+    assert [len(each) for each in found] == [0, 0, 0, 1, 1, 0]
+    assert (run.unconfirmed, run.repeated) == (3, 1)
+
+
 def test_a_process_that_needs_too_much_memory_fails() -> None:
     error = replay("bodies", [b"\0" + b"\xc6\x08\0\0\0" + bytes(1 << 27)], Limits(5.0, 1 << 28))
     assert error is not None
