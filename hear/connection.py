@@ -84,6 +84,9 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
     """Run a command's coroutine on the shared clock until it ends, or until a signal cancels it.
 
     Returns its exit code; 130 after SIGINT and 143 after SIGTERM.
+
+    Raises:
+        HearError: raised by ``main``, in however many nurseries; of several, the first.
     """
 
     async def cancelled_by(stopping: trio.Event) -> int:

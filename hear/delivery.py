@@ -4,6 +4,7 @@
 ``Outbox`` keeps what a sender of controls is owed an answer for.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -85,18 +86,22 @@ SNAPSHOT_KINDS = frozenset(
 
 
 class GapDetector:
-    """Follows every channel that a reader hears, each source and stream for itself."""
+    """Follows every channel that a reader hears, each source and stream for itself.
 
-    def __init__(self) -> None:
-        self._heard: dict[tuple[str, str], tuple[int, int]] = {}
+    The ``max_channels`` that were heard last are remembered. One that comes back after it was
+    forgotten looks like a gap, so that its reader asks again and nothing wrong is believed.
+    """
+
+    def __init__(self, *, max_channels: int = 65_536) -> None:
+        self._heard: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+        self._max_channels = max_channels
         self.gaps = 0
         self.missed = 0
 
     def knows(self, envelope: Envelope) -> bool:
-        """Whether anything was heard on the channel of a message before."""
-        source, epoch, scope = channel(envelope)
-        heard = self._heard.get((source, scope))
-        return heard is not None and heard[0] == epoch
+        """Whether anything was heard on the envelope's channel, in this epoch or before."""
+        source, _, scope = channel(envelope)
+        return (source, scope) in self._heard
 
     def observe(self, envelope: Envelope) -> Arrival:
         """Classify a message and move on."""
@@ -111,6 +116,9 @@ class GapDetector:
             if epoch == heard[0] and envelope.seq == heard[1] and not snapshot:
                 return Arrival.STALE
         self._heard[source, scope] = epoch, envelope.seq
+        self._heard.move_to_end((source, scope))
+        if len(self._heard) > self._max_channels:
+            self._heard.popitem(last=False)
         if snapshot:
             return Arrival.SNAPSHOT
         expected = heard[1] + 1 if heard is not None and heard[0] == epoch else 1

@@ -22,6 +22,9 @@ from hear.messages import (
 )
 from hear.residency import ResidencyDirectory
 
+MAX_REQUESTS = 100_000
+"""Most requests of one engine that are kept; a queue that seems longer is not known."""
+
 ASK_AGAIN_S = 1.0
 """How long to wait for a snapshot before asking for it again: it may have been lost as well."""
 
@@ -31,12 +34,14 @@ class EngineView:
 
     ``waiting`` maps the ids of waiting requests to how they stand; ``running`` holds the ids of
     those in the batch, in the order in which they started. Both are unreliable while
-    ``queue_known`` is False, and ``residency`` is while ``residency_known`` is.
+    ``queue_known`` is False, and ``residency`` is while ``residency_known`` is. ``heard`` is the
+    place of its last message among those of all engines.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.epoch = 0
+        self.heard = 0
         self.capabilities: CapabilitiesReported | None = None
         self.costs: CostsReported | None = None
         self.pressure: PressureReported | None = None
@@ -71,7 +76,8 @@ class EngineView:
         ``seq`` is the number in its envelope.
 
         Raises:
-            RemoteProtocolError: block hashes cannot be read; residency is unknown from here on.
+            RemoteProtocolError: block hashes cannot be read, or change as no engine's do; residency
+                is unknown from here on.
         """
         match message:
             case ResidencyChanged():
@@ -110,8 +116,7 @@ class EngineView:
         if not self.residency_known:
             return self._asks("residency", time_s)
         try:
-            for change in message.changes:
-                self.residency.apply(change)
+            self.residency.apply_all(message.changes)
         except RemoteProtocolError:
             self._lose_residency(time_s)
             raise
@@ -127,8 +132,7 @@ class EngineView:
         if message.part != self._next_part or seq != self._snapshot_seq:
             return self._lose_residency(time_s)  # some part of it was lost
         try:
-            for chain in message.chains:
-                self.residency.apply(chain)
+            self.residency.apply_all(message.chains)
         except RemoteProtocolError:
             self._lose_residency(time_s)
             raise
@@ -168,17 +172,24 @@ class EngineView:
         for request in message.ended:
             self.waiting.pop(request, None)
             self.running.pop(request, None)
+        if len(self.waiting) + len(self.running) > MAX_REQUESTS:
+            self.waiting.clear()
+            self.running.clear()
+            self.queue_known = False
         return not self.queue_known and self._asks("queue", time_s)
 
 
 class EngineViews(Mapping[str, EngineView]):
     """All engines that were heard of, by name.
 
-    ``changes`` lists what came since the last decision, as pairs of engine and message.
+    ``changes`` lists what came since the last decision, as pairs of engine and message. Of more
+    than ``max_engines`` the one that has been silent longest is forgotten.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_engines: int = 4_096) -> None:
         self._views: dict[str, EngineView] = {}
+        self._max_engines = max_engines
+        self._num_heard = 0
         self._detector = GapDetector()
         self.changes: list[tuple[EngineView, Message]] = []
 
@@ -201,7 +212,11 @@ class EngineViews(Mapping[str, EngineView]):
         engine = envelope.key.engine or envelope.source
         view = self._views.get(engine)
         if view is None:
+            if len(self._views) >= self._max_engines:
+                del self._views[min(self._views.values(), key=lambda v: v.heard).name]
             view = self._views[engine] = EngineView(engine)
+        self._num_heard += 1
+        view.heard = self._num_heard
         arrival = self._detector.observe(envelope)
         if arrival is Arrival.STALE or envelope.epoch < view.epoch:
             return False

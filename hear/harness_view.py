@@ -28,6 +28,7 @@ from hear.messages import (
 )
 
 _V = TypeVar("_V")
+MAX_GAPS = 1_000
 _REMEMBER_IDS = 65_536
 
 _OfContext = (
@@ -53,7 +54,10 @@ class RequestView(Struct):
 
 
 class ContextView(Struct):
-    """A context. ``turns`` counts its completed requests; ``gaps_s`` are the pauses before them."""
+    """A context. ``turns`` counts its completed requests; ``gaps_s`` are the pauses before them.
+
+    Of the pauses the last ``MAX_GAPS`` are kept.
+    """
 
     id: str
     version: int = 0
@@ -126,6 +130,7 @@ class HarnessView:
                 context = self._context(key)
                 if context.last_completed_s is not None:
                     context.gaps_s.append(max(time_s - context.last_completed_s, 0.0))
+                    del context.gaps_s[:-MAX_GAPS]
                 context.pause = context.paused_s = None
         elif isinstance(message, RequestReadinessChanged):
             if known is not None:

@@ -30,6 +30,7 @@ from hear.seams import OperationEnded, Verdict
 
 DEFAULT_DEADLINE_S = 60.0
 MAX_DEADLINE_S = 3600.0
+_SPARE_TIMERS = 1_024
 _CONTEXT_AXES = ("retention", "placement")
 
 
@@ -80,7 +81,7 @@ class Intake:
         for answer in ended:
             if answer.key.operation is not None:
                 self._remember_end(answer.key.operation, answer)
-        self._parked: dict[str, list[Operation]] = {}
+        self._parked: dict[str, dict[str, Operation]] = {}
         self._requests: dict[str, set[str]] = {}
         self._gone: set[str] = set()
         self._gone_order: deque[str] = deque()
@@ -158,8 +159,8 @@ class Intake:
                 # Accepted, since it will be acted on, and told so, since that may take a while.
                 self._accept(operation)
                 step.answers.append(self._outcome(operation, "accepted"))
-                self._parked.setdefault(key.request, []).append(operation)
-                heappush(self._timers, (operation.deadline_s, operation.id))
+                self._parked.setdefault(key.request, {})[operation.id] = operation
+                self._arm(operation)
         else:
             self._arbitrate(step, operation)
 
@@ -265,7 +266,7 @@ class Intake:
                 if verdict.standing:
                     self._standing.add(operation.id)
                 else:
-                    heappush(self._timers, (operation.deadline_s, operation.id))
+                    self._arm(operation)
                 return step
         self._end(step, operation, verdict.status, verdict.reason, verdict.detail, verdict.fallback)
         # What is done to a request stands until the request ends; all else has left nothing that
@@ -293,7 +294,7 @@ class Intake:
         assert key.request is not None
         self._requests.setdefault(key.request, set())
         self._saw_version(key)
-        for operation in self._parked.pop(key.request, ()):
+        for operation in self._parked.pop(key.request, {}).values():
             if operation.deadline_s > now:
                 self._arbitrate(step, operation)
             else:
@@ -304,7 +305,7 @@ class Intake:
         """A request has left the engine; what is still open for it ends."""
         step = Step()
         open_ones = [self._open[id] for id in sorted(self._requests.pop(request, ()))]
-        for operation in open_ones + self._parked.get(request, []):
+        for operation in [*open_ones, *self._parked.get(request, {}).values()]:
             self._stop(step, operation, "request_gone", "the request has ended")
         for axis in set(AXES.values()):
             if axis not in _CONTEXT_AXES:
@@ -357,13 +358,18 @@ class Intake:
             if len(self._versions) > self._remember:
                 self._versions.popitem(last=False)
 
+    def _arm(self, operation: Operation) -> None:
+        heappush(self._timers, (operation.deadline_s, operation.id))
+        # Timers of what has ended stay until they are due, which may be in an hour.
+        if len(self._timers) > 2 * len(self._open) + _SPARE_TIMERS:
+            self._timers = sorted({timer for timer in self._timers if timer[1] in self._open})
+
     def _unpark(self, operation: Operation) -> bool:
         """Whether an operation was kept for its request, and so never handed out."""
         request = operation.key.request or ""
-        kept = self._parked.get(request, [])
-        if operation not in kept:
+        kept = self._parked.get(request)
+        if kept is None or kept.pop(operation.id, None) is None:
             return False
-        kept.remove(operation)
         if not kept:
             del self._parked[request]
         return True

@@ -16,9 +16,13 @@ from itertools import pairwise
 from typing import Final
 
 from hear.blocks import unpack
+from hear.errors import RemoteProtocolError
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored
 
 _NO_CHILDREN: Final[tuple[int, ...]] = ()
+_MAX_MOVES: Final = 200_000
+_MOVES_OF_A_WATCH: Final = 32
+"""What finding a watched prompt's count anew costs, in moves of a block."""
 _LONG: Final = 8
 """From how many blocks on it pays to look at a chain as a whole first (benchmarks/hot_paths.py)."""
 
@@ -50,9 +54,28 @@ class ResidencyDirectory:
         self._watchers: dict[int, set[_Watch]] = {}
         # Watches of which a watched block moved within the change that is being applied.
         self._touched: set[_Watch] = set()
+        self._num_moves = 0
         self._changed: set[_Watch] = set()
 
     # -- what the engine reports --------------------------------------------------------------
+
+    def apply_all(self, changes: Iterable[BlockChange]) -> None:
+        """Take over the changes of one message.
+
+        Raises:
+            RemoteProtocolError: packed hashes cannot be read, or the beginnings of long chains come
+                and go so often that no engine can have done it. Some of the changes are applied.
+        """
+        self._num_moves = 0
+        most_held = self._num_blocks
+        for change in changes:
+            self.apply(change)
+            most_held = max(most_held, self._num_blocks)
+            if self._num_moves > _MAX_MOVES + 2 * most_held:
+                raise RemoteProtocolError(
+                    f"changes of residency: {self._num_moves} blocks became reachable or no longer "
+                    f"were, in one message, where at most {most_held} were held"
+                )
 
     def apply(self, change: BlockChange) -> None:
         """Take over one reported change.
@@ -197,6 +220,7 @@ class ResidencyDirectory:
     def _descendants(self, block: int) -> Iterator[int]:
         todo = [block]
         while todo:
+            self._num_moves += 1
             children = self._children.get(todo.pop(), _NO_CHILDREN)
             more = (children,) if isinstance(children, int) else children
             yield from more
@@ -272,6 +296,7 @@ class ResidencyDirectory:
 
     def _settle(self) -> None:
         # Once a change, not once a block: a chain of 500 blocks may move 100 waiting requests.
+        self._num_moves += _MOVES_OF_A_WATCH * len(self._touched)
         for watch in self._touched:
             count = self.match(watch.hashes)
             if count != watch.count:

@@ -22,27 +22,43 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_\-:/@+=]")
 _TOKEN = re.compile(r"[A-Za-z0-9_\-:/@+=%]+")
 _MAX_TOKENS = 5
 _MAX_STEMS = 65536
+_MAX_KEPT = 512
 
 Channel = tuple[str, int, str]
 """Source, epoch and subject without its key: the scope in which ``seq`` counts."""
 
 
-@lru_cache(maxsize=65536)
 def token(text: str | None) -> str:
     """Make one subject token of any text: unsafe characters become ``%xx``, nothing becomes -.
 
     Different texts give different tokens (so a text that is itself ``-`` becomes ``%2d``).
+
+    Raises:
+        LocalProtocolError: the text has no UTF-8 form, since half of a surrogate pair is in it.
     """
+    # What a stranger sends may be long, and a table of many such names would have no bound.
+    return (_token if not text or len(text) <= _MAX_KEPT else _token.__wrapped__)(text)
+
+
+@lru_cache(maxsize=65536)
+def _token(text: str | None) -> str:
     if not text:
         return NOBODY
     if text == NOBODY:
         return "%2d"
-    return _UNSAFE.sub(lambda m: "".join(f"%{b:02x}" for b in m[0].encode()), text)
+    try:
+        return _UNSAFE.sub(lambda m: "".join(f"%{b:02x}" for b in m[0].encode()), text)
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(
+            f"name {text!r:.200}: has no UTF-8 form ({error.reason}), so it can be in no subject"
+        ) from error
 
 
 def stem(category: str, tenant: str, key: Key, kind: str) -> str:
     """The subject without its last token: the part that scopes sequence numbers."""
-    return _stem(category, tenant, key.workflow if category == "intent" else key.engine, kind)
+    instance = key.workflow if category == "intent" else key.engine
+    length = len(category) + len(tenant) + len(instance or "") + len(kind)
+    return (_stem if length <= _MAX_KEPT else _stem.__wrapped__)(category, tenant, instance, kind)
 
 
 @lru_cache(maxsize=65536)

@@ -128,7 +128,7 @@ def test_json_can_be_read_line_by_line_and_filtered(bus: str) -> None:
 def test_the_history_of_a_request_tells_its_whole_life(bus: str) -> None:
     lines = printed("tap", bus, "--request", "r0.1", "--history", "--count", "5")
     assert "describes r0.1 of context c0 v1" in lines[0]
-    assert all("r0.1" in line for line in lines)
+    assert all("r0.1" in line for line in lines if " state " not in line)
 
 
 def test_a_pipe_that_closes_ends_it_quietly(bus: str) -> None:

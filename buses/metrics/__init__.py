@@ -1,0 +1,1 @@
+"""``hear metrics``: what passes on a bus, for Prometheus and OpenTelemetry, by a read-only tap."""

@@ -1,0 +1,69 @@
+"""``hear metrics``: a Prometheus endpoint, and OpenTelemetry spans, of what passes on a bus."""
+
+import argparse
+import logging
+import os
+import sys
+from functools import partial
+
+import trio
+
+from hear.cli import Command
+from hear.connection import add_bus_arguments, connected
+from hear.connection import run as run_until_signal
+from hear.errors import ConfigError
+
+DEFAULT_LISTEN = "127.0.0.1:9464"
+_OF_THE_EXTRA = ("prometheus_client", "opentelemetry", "requests", "google")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add_bus_arguments(parser)
+    parser.add_argument(
+        "--listen",
+        default=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help="where Prometheus can scrape /metrics; port 0 takes a free one (%(default)s)",
+    )
+    parser.add_argument(
+        "--otlp",
+        metavar="URL",
+        help="send spans to this collector, by OTLP over HTTP, as in http://127.0.0.1:4318",
+    )
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Serve until a signal comes."""
+    try:
+        from prometheus_client import metrics as prometheus
+
+        from hear.buses.metrics.tap import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _OF_THE_EXTRA:
+            raise
+        raise ConfigError(
+            f"hear metrics needs {error.name}, which is not installed: "
+            "pip install 'hear-protocol[metrics]'"
+        ) from error
+    # Else each series has a second one, of when this process first counted it.
+    prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+    # A collector that is down is told of by hear.metrics, once, and counted.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+    async def main() -> int:
+        name = f"metrics-{os.getpid()}"
+        async with (
+            connected(namespace.bus, name=name, key=namespace.key) as bus,
+            trio.open_nursery() as nursery,
+        ):
+            url = await nursery.start(
+                partial(serve, bus, listen=namespace.listen, otlp=namespace.otlp)
+            )
+            print(f"metrics of {namespace.bus} at {url}", file=sys.stderr, flush=True)
+        return 0
+
+    return run_until_signal(main)
+
+
+COMMAND = Command("serve metrics and spans of what passes on a bus", configure, run)
