@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
@@ -132,15 +133,20 @@ def _check(path: Path, force: bool) -> None:
         raise ConfigError(f"{path}: exists; give another name, or --force to overwrite it")
 
 
+def _created(path: Path, force: bool) -> FileIO:
+    """Open the file only once the bus was joined, so that a wrong address leaves none behind."""
+    try:
+        _check(path, force)
+        return FileIO(path, "w")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
 async def _main(namespace: argparse.Namespace, patterns: Sequence[str]) -> int:
     path: Path = namespace.file
     name = f"record-{os.getpid()}"
     async with connection.connected(namespace.bus, name=name, key=namespace.key) as bus:
-        try:
-            mode = "wb" if namespace.force or not path.exists() or not path.is_file() else "xb"
-            file = path.open(mode, buffering=0)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        file = _created(path, namespace.force)
         begun_s = trio.current_time()
         header = Header(started_s=begun_s, bus=namespace.bus, patterns=tuple(patterns))
         recording = BusRecorder(bus, file, header)

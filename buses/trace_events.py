@@ -57,7 +57,12 @@ class TraceEvents:
         for record in records:
             if isinstance(record, Noted):
                 yield self._event(
-                    "i", f"recorder: {record.note.what}", record.time_s, _POLICIES_PID, 0, s="g",
+                    "i",
+                    f"recorder: {record.note.what}",
+                    record.time_s,
+                    _POLICIES_PID,
+                    0,
+                    s="g",
                     args={"text": record.note.text, "missed": record.note.missed},
                 )
                 continue
@@ -99,7 +104,9 @@ class TraceEvents:
             return
         end_s = envelope.time_s
         spans = [
-            ("queue", outcome.queue_s), ("prefill", outcome.prefill_s), ("decode", outcome.decode_s)
+            ("queue", outcome.queue_s),
+            ("prefill", outcome.prefill_s),
+            ("decode", outcome.decode_s),
         ]
         begin_s = self._arrived.pop((engine, request), end_s - sum(s for _, s in spans))
         pid = yield from self._engine(engine)
@@ -167,8 +174,9 @@ class TraceEvents:
         yield self._moment(name, envelope.time_s, pid, _OUTCOMES_TID, "outcome", args)
         if operation is not None and operation in self._sent:
             terminal = outcome.status != "accepted"
-            yield self._flow("f" if terminal else "t", operation, envelope.time_s, pid,
-                             _OUTCOMES_TID)
+            yield self._flow(
+                "f" if terminal else "t", operation, envelope.time_s, pid, _OUTCOMES_TID
+            )
             if terminal:
                 del self._sent[operation]
 

@@ -6,12 +6,12 @@ whose writer was killed is good up to its last whole record. Envelopes are kept 
 nothing here opens a body. Apart from ``opened`` there is no I/O.
 """
 
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct as Layout
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
@@ -32,6 +32,7 @@ MAX_RECORD_BYTES: Final = 2**26
 _HEADER, _MESSAGE, _NOTE = 0, 1, 2
 _FRAME = Layout("<II")  # length and CRC-32 of what follows
 _PREFIX = Layout("<Bd")  # what it is, when it was heard
+_FRAME_AND_PREFIX = Layout("<IIBd")
 _CHUNK = 1 << 20
 _MAX_CHANNELS = 65_536
 
@@ -93,7 +94,7 @@ _note_decoder = msgspec.msgpack.Decoder(Note)
 
 def _frame(what: int, time_s: float, payload: bytes) -> bytes:
     body = _PREFIX.pack(what, time_s) + payload
-    return _FRAME.pack(len(body), zlib.crc32(body)) + body
+    return _FRAME.pack(len(body), crc32(body)) + body
 
 
 class Recorder:
@@ -178,20 +179,40 @@ class Recording:
         self.unreadable = 0
         self._read_bytes = 0
         chunks = self._chunks_of(source) if isinstance(source, Readable) else iter(source)
-        self._bodies = self._whole_records(chunks)
+        self._whole = self._whole_records(chunks)
         self.header = self._read_header()
 
     def __iter__(self) -> Iterator[Record]:
-        skip = _PREFIX.size
-        for body in self._bodies:
-            what, time_s = _PREFIX.unpack_from(body)
-            try:
-                if what == _MESSAGE:
-                    yield Heard(time_s, codec.decode(memoryview(body)[skip:]))
-                elif what == _NOTE:
-                    yield Noted(time_s, _note_decoder.decode(memoryview(body)[skip:]))
-            except (RemoteProtocolError, msgspec.MsgspecError, UnicodeDecodeError):
-                self.unreadable += 1
+        return self.records()
+
+    def records(self, naming: Sequence[str] = ()) -> Iterator[Record]:
+        """The records in order; with ``naming``, of the messages those in which a text occurs.
+
+        That is seen from their bytes, so what is passed over costs next to nothing.
+        """
+        needles = [text.encode() for text in naming]
+        decode = codec.decode
+        for what, time_s, body in self._whole:
+            if what == _MESSAGE:
+                if needles:
+                    for needle in needles:
+                        if needle in body:
+                            break
+                    else:
+                        continue
+                try:
+                    envelope = decode(body[_PREFIX.size :])
+                except RemoteProtocolError:
+                    self.unreadable += 1
+                    continue
+                yield Heard(time_s, envelope)
+            elif what == _NOTE:
+                try:
+                    note = _note_decoder.decode(body[_PREFIX.size :])
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    self.unreadable += 1
+                    continue
+                yield Noted(time_s, note)
 
     def tail(self) -> str:
         """What is to be said of the end of the file; empty if it is whole."""
@@ -208,18 +229,19 @@ class Recording:
         )
 
     def _read_header(self) -> Header:
-        body = next(self._bodies, None)
-        if body is None:
+        first = next(self._whole, None)
+        if first is None:
             if not self._read_bytes:
                 raise ConfigError(f"{self.name}: is empty, expected a recording")
             raise ConfigError(
                 f"{self.name}: its header is not whole, so it holds nothing "
                 f"({self._read_bytes:,} bytes)"
             )
+        what, _, body = first
+        if what != _HEADER:
+            raise ConfigError(f"{self.name}: does not begin with the header of a recording")
         try:
-            if _PREFIX.unpack_from(body)[0] != _HEADER:
-                raise ConfigError(f"{self.name}: does not begin with the header of a recording")
-            header = _header_decoder.decode(memoryview(body)[_PREFIX.size :])
+            header = _header_decoder.decode(body[_PREFIX.size :])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.name}: its header cannot be read: {error}") from error
         if header.version > FORMAT_VERSION:
@@ -229,7 +251,9 @@ class Recording:
             )
         return header
 
-    def _whole_records(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    def _whole_records(self, chunks: Iterator[bytes]) -> Iterator[tuple[int, float, bytes]]:
+        """What each whole record is, when it was heard, and its bytes from there on."""
+        unpack, size, least = _FRAME_AND_PREFIX.unpack_from, _FRAME.size, _PREFIX.size
         buffer = b""
         for chunk in chunks:  # until the magic is there
             self._read_bytes += len(chunk)
@@ -240,21 +264,21 @@ class Recording:
             raise ConfigError(f"{self.name}: is no recording: it begins with {buffer[:8]!r}")
         at = len(MAGIC)
         while True:
-            end = len(buffer)
-            while end - at >= _FRAME.size:
-                length, checksum = _FRAME.unpack_from(buffer, at)
-                begin = at + _FRAME.size
-                if not _PREFIX.size <= length <= MAX_RECORD_BYTES:
+            last = len(buffer) - size - least  # where the last record could begin
+            while at <= last:
+                length, checksum, what, time_s = unpack(buffer, at)
+                if not least <= length <= MAX_RECORD_BYTES:
                     self.damaged = True
                     break
-                if begin + length > end:
-                    break
+                begin = at + size
                 body = buffer[begin : begin + length]
-                if zlib.crc32(body) != checksum:
+                if len(body) < length:
+                    break
+                if crc32(body) != checksum:
                     self.damaged = True
                     break
                 at = begin + length
-                yield body
+                yield what, time_s, body
             if self.damaged:
                 break
             following = next(chunks, None)

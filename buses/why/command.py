@@ -1,4 +1,4 @@
-"""``hear why REQUEST``: finds the request in a recording or on a running bus, and tells its story."""
+"""``hear why REQUEST``: the story of a request, from a recording or from a running bus."""
 
 import argparse
 import math
@@ -15,16 +15,17 @@ from rich.table import Table
 
 from hear import connection
 from hear.buses.why.facts import Story
-from hear.buses.why.story import Records, find_story
-from hear.buses.why.telling import sentences, time_of_day, timeline
+from hear.buses.why.story import find_story
+from hear.buses.why.telling import sentences
+from hear.buses.why.timeline import timeline
+from hear.buses.why.words import time_of_day
 from hear.cli import Command
 from hear.errors import ConfigError
 from hear.messages import Envelope
 from hear.recording import Heard, Record, opened
 from hear.seams import RememberingBus
 
-ROWS = 60
-"""Most rows of the table that are printed; ``--all`` prints them all."""
+_WIDTH = 140  # of a table that goes to a file or a pipe
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how long to follow it (until it ends)",
     )
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
-    parser.add_argument("--all", action="store_true", help=f"print more than {ROWS} rows")
+    parser.add_argument(
+        "--all", action="store_true", help="list the requests that went before it one by one"
+    )
     connection.add_bus_arguments(parser)
 
 
@@ -66,9 +69,9 @@ def _from_recording(namespace: argparse.Namespace) -> int:
         clock = first.header.clock
     tails: set[str] = set()
 
-    def records() -> Iterator[Record]:
+    def records(naming: Sequence[str]) -> Iterator[Record]:
         with opened(path) as recording:
-            yield from recording
+            yield from recording.records(naming)
             tails.add(recording.tail())
 
     story = find_story(records, namespace.request, clock=clock)
@@ -123,7 +126,7 @@ def _story(heard: Sequence[Envelope], request: str) -> Story:
     # What came while the memory was read stands in both.
     distinct = {(e.source, e.epoch, e.id): e for e in heard}
     records = [Heard(envelope.time_s, envelope) for envelope in distinct.values()]
-    return find_story(lambda: records, request)
+    return find_story(lambda naming: records, request)
 
 
 def show(story: Story, namespace: argparse.Namespace, *, notes: Sequence[str] = ()) -> None:
@@ -133,20 +136,18 @@ def show(story: Story, namespace: argparse.Namespace, *, notes: Sequence[str] = 
         print(text.decode(), flush=True)
         return
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
     for number, sentence in enumerate([*sentences(story), *(f"{note}." for note in notes)]):
         console.print(escape(sentence), style="bold" if number == 0 else "", soft_wrap=True)
-    console.print()
-    lines = timeline(story)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(f"s after {time_of_day(story)}", justify="right", no_wrap=True)
-    table.add_column("who", no_wrap=True)
-    table.add_column("what", overflow="fold")
-    shown = lines if namespace.all else lines[:ROWS]
-    for line in shown:
+    console.print(f"\nIn seconds from {time_of_day(story)}:", soft_wrap=True)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for line in timeline(story, each=namespace.all):
         table.add_row(f"{line.at_s:+.3f}", escape(line.who), escape(line.what))
     console.print(table)
-    if len(shown) < len(lines):
-        console.print(f"... and {len(lines) - len(shown):,} rows more; --all prints them")
 
 
 class Told(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from hear.errors import RemoteProtocolError
 from hear.messages import (
     Control,
     Envelope,
+    Message,
     OperationOutcome,
     Prioritise,
     QueueChanged,
@@ -45,7 +46,10 @@ class Line:
         """The engine has accepted a request."""
         self._arrived[request] = time_s
         if request == self.request and self.started_s is None:
-            self.crowd = Crowd(running=len(self.running), waiting=len(self._waiting))
+            # Who came a moment ago is accepted and not yet reported in the queue.
+            there = self._arrived.keys() | self._waiting.keys()
+            num_waiting = len(there - self.running.keys() - {request})
+            self.crowd = Crowd(running=len(self.running), waiting=num_waiting)
 
     def ended(self, request: str) -> None:
         """A request has left the engine."""
@@ -72,7 +76,7 @@ class Line:
         place = self._open.get(operation or "")
         if place is None:
             return
-        message = _opened(outcome)
+        message = opened_body(outcome)
         if isinstance(message, OperationOutcome) and message.status in _REFUSED:
             del self._open[operation or ""]
             control = self._controls.get(place)
@@ -82,7 +86,7 @@ class Line:
     def control_of(self, kind: str, request: str | None = None) -> tuple[str, Control] | None:
         """Who asked for this kind of control for a request (this one by default), and what."""
         envelope = self._controls.get((request or self.request, kind))
-        message = None if envelope is None else _opened(envelope)
+        message = None if envelope is None else opened_body(envelope)
         if envelope is None or not isinstance(message, Control):
             return None
         return envelope.source, message
@@ -180,7 +184,8 @@ class Line:
         return waiting.priority if waiting is not None else 0
 
 
-def _opened(envelope: Envelope) -> object:
+def opened_body(envelope: Envelope) -> Message | None:
+    """The body of a message; None if its kind is not known, or it cannot be read."""
     try:
         return open_body(envelope)
     except RemoteProtocolError:

@@ -8,6 +8,8 @@ was stored (``owners``). It knows nothing of queues.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from hear.blocks import unpack
 from hear.buses.why.facts import Blocks, Evicted
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored
@@ -31,6 +33,7 @@ class Residence:
         self._tiers: dict[int, set[str]] = {}
         self._unexplained: tuple[float, int, set[int]] | None = None
         self._prefix: int | None = 0
+        self._before: tuple[float, int, int, float | None] = -1.0, 0, 0, None
 
     @property
     def prefix(self) -> int:
@@ -60,13 +63,14 @@ class Residence:
     def change(self, changes: Iterable[BlockChange], time_s: float) -> None:
         """Changes, in the order in which they happened."""
         self.explain(time_s)
+        self._before = time_s, self.prefix, self.most, self.most_s
         before = len(self.evicted)
         for change in changes:
             if isinstance(change, BlocksStored):
                 self._store(change, time_s)
             elif isinstance(change, BlocksRemoved):
-                self._remove(change.tier, self._wanted.intersection(unpack(change.prefix_hashes)),
-                             time_s)
+                blocks = self._wanted.intersection(unpack(change.prefix_hashes))
+                self._remove(change.tier, blocks, time_s)
             else:
                 tiers = {t for held in self._tiers.values() for t in held}
                 for tier in tiers if change.tier is None else {change.tier}:
@@ -77,6 +81,18 @@ class Residence:
                 if isinstance(change, BlocksStored):
                     stored.update(unpack(change.prefix_hashes))
             self._unexplained = time_s, before, stored
+
+    def served(self, time_s: float) -> int:
+        """The request has started; returns the prefix that it found.
+
+        An engine tells what a request stores in the same report as that it has started, so what
+        this report stored is not what it found.
+        """
+        when, prefix, most, most_s = self._before
+        if when != time_s:
+            return self.prefix
+        self.most, self.most_s = most, most_s
+        return min(prefix, most)
 
     def explain(self, time_s: float, started: Sequence[str] = ()) -> None:
         """Say who started at a time, so that what went at that time is put down to them."""
@@ -133,21 +149,11 @@ class Residence:
     def _add(self, gone: Evicted, takers: list[str]) -> None:
         last = next((e for e in reversed(self.evicted) if e.tier == gone.tier), None)
         if last is None or gone.time_s - last.until_s > MERGE_WITHIN_S:
-            self.evicted.append(
-                Evicted(
-                    time_s=gone.time_s,
-                    until_s=gone.until_s,
-                    tier=gone.tier,
-                    blocks=gone.blocks,
-                    lost=gone.lost,
-                    takers=tuple(takers),
-                )
-            )
+            self.evicted.append(replace(gone, takers=tuple(takers)))
             return
-        self.evicted[self.evicted.index(last)] = Evicted(
-            time_s=last.time_s,
+        self.evicted[self.evicted.index(last)] = replace(
+            last,
             until_s=gone.until_s,
-            tier=last.tier,
             blocks=last.blocks + gone.blocks,
             lost=last.lost + gone.lost,
             takers=tuple(dict.fromkeys([*last.takers, *takers])),

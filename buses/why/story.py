@@ -11,36 +11,29 @@ from typing import Any, Final
 
 import msgspec
 
-from hear.blocks import unpack
+from hear.buses.why.around import Around
 from hear.buses.why.facts import Answer, Asked, Bound, Crowd, Story
-from hear.buses.why.line import ORDERING, Line
-from hear.buses.why.residence import Residence
-from hear.codec import open_body
-from hear.delivery import Arrival, GapDetector
-from hear.errors import ConfigError, RemoteProtocolError
+from hear.buses.why.line import Line, opened_body
+from hear.errors import ConfigError
 from hear.messages import (
     BoundWait,
-    CapabilitiesReported,
     Control,
     Envelope,
     Key,
-    Message,
     OperationOutcome,
-    PressureReported,
-    QueueChanged,
-    QueueSnapshot,
     RequestDescribed,
     RequestOutcome,
     RequestReadinessChanged,
-    ResidencyChanged,
-    ResidencySnapshot,
 )
 from hear.recording import Heard, Noted, Record
 
-Records = Callable[[], Iterable[Record]]
-"""Gives all that was heard, from its beginning, each time that it is called."""
+Records = Callable[[Sequence[str]], Iterable[Record]]
+"""Gives all that was heard, from its beginning, each time that it is called.
 
-_REMEMBERED: Final = 50_000  # ids, to name the nearest ones to one that is not known
+Messages in which none of the given texts occurs may be left out, if it gives any.
+"""
+
+_COMPARED: Final = 20_000  # ids, to name the nearest ones to one that is not known
 _NEAREST: Final = 3
 _OF_ALL_CONTROLS: Final = frozenset(Control.__struct_fields__)
 
@@ -52,33 +45,32 @@ def find_story(records: Records, request: str, *, clock: str = "unix") -> Story:
         ConfigError: no message names it; the error names the known ids that are nearest.
     """
     about = _About(request)
-    for record in records():
+    for record in records([request]):
         about.hear(record)
     if not about.mine:
-        raise ConfigError(_not_found(request, list(about.others), about.num_others))
+        raise ConfigError(_not_found(request, records))
     about.understand()
-    around = _Around(about)
-    for record in records():
+    end_id = about.end[0].id if about.end is not None else None
+    around = Around(about.key, about.description, end_id)
+    for record in records(around.names):
         if around.hear(record):
             break
     return _told(about, around, clock)
 
 
-def _not_found(request: str, known: Sequence[str], count: int) -> str:
+def _not_found(request: str, records: Records) -> str:
+    known: dict[str, None] = {}
+    for record in records([]):
+        if isinstance(record, Heard) and record.envelope.key.request is not None:
+            known[record.envelope.key.request] = None
     if not known:
         return f"request {request!r}: nothing was heard of any request"
-    like = [name for name in reversed(known) if request in name][:_NEAREST]
-    like = like or get_close_matches(request, known, n=_NEAREST, cutoff=0.5)
-    nearest = "the nearest are" if like else "the last ones were"
-    names = ", ".join(like or list(reversed(known))[:_NEAREST])
-    return f"request {request!r}: nothing was heard of it; of {count:,} requests {nearest} {names}"
-
-
-def _open(envelope: Envelope) -> Message | None:
-    try:
-        return open_body(envelope)
-    except RemoteProtocolError:
-        return None
+    latest = list(reversed(known))
+    like = [name for name in latest if request in name][:_NEAREST]
+    like = like or get_close_matches(request, latest[:_COMPARED], n=_NEAREST, cutoff=0.5)
+    nearest = "the nearest are" if like else "the last ones are"
+    names = ", ".join(like or latest[:_NEAREST])
+    return f"request {request!r}: nothing was heard of it; of {len(known):,} {nearest} {names}"
 
 
 class _About:
@@ -87,10 +79,6 @@ class _About:
     def __init__(self, request: str) -> None:
         self.request = request
         self.mine: list[Envelope] = []
-        self.others: dict[str, None] = {}
-        self.num_others = 0
-        self.first_s: float | None = None
-        self.last_s = 0.0
         self.cut_off: list[tuple[float, str]] = []
         self.description: RequestDescribed | None = None
         self.described_s: list[float] = []
@@ -106,20 +94,8 @@ class _About:
                 self.cut_off.append((record.time_s, record.note.text))
             return
         envelope = record.envelope
-        if self.first_s is None:
-            self.first_s = envelope.time_s
-        if envelope.time_s > self.last_s:
-            self.last_s = envelope.time_s
-        request = envelope.key.request
-        if request is None:
-            return
-        if request == self.request:
+        if envelope.key.request == self.request:
             self.mine.append(envelope)
-        elif request not in self.others:
-            self.num_others += 1
-            self.others[request] = None
-            if len(self.others) > _REMEMBERED:
-                del self.others[next(iter(self.others))]
 
     def understand(self) -> None:
         """Open what was found."""
@@ -127,7 +103,7 @@ class _About:
         for envelope in self.mine:
             for name in ("context", "context_version", "workflow", "engine"):
                 names[name] = getattr(envelope.key, name) or names[name]
-            message = _open(envelope)
+            message = opened_body(envelope)
             match message:
                 case RequestDescribed():
                     self.description = message
@@ -140,162 +116,13 @@ class _About:
                 case RequestOutcome():
                     self.end = envelope, message
         engine = self.arrivals[-1][1] if self.arrivals else names["engine"]
-        self.key = Key(**names | {"engine": engine, "operation": None})  # type: ignore[arg-type]
-
-
-class _Around:
-    """What went on around it: its engine's queue and cache, and controls on its context."""
-
-    def __init__(self, about: _About) -> None:
-        self._about = about
-        self._engine = about.key.engine
-        self.line = Line(about.request)
-        description = about.description
-        hashes = unpack(_whole(description.prefix_hashes)) if description is not None else ()
-        self._prompts: dict[str, Envelope] = {}
-        self.residence = Residence(hashes, self._owners)
-        self.depends_on: dict[str, float | None] = {}
-        if description is not None:
-            self.depends_on = dict.fromkeys(description.depends_on)
-        self.at_arrival: int | None = None
-        self.at_start: int | None = None
-        self.gpu_used: float | None = None
-        self.max_running = 0
-        self.of_context: list[Envelope] = []
-        self.gaps: list[tuple[float, str]] = []
-        self._pressure: float | None = None
-        self._epoch = 0
-        self._detector = GapDetector()
-
-    def hear(self, record: Record) -> bool:
-        """Take one record into account; returns whether the request has ended with it."""
-        if isinstance(record, Noted):
-            return False
-        envelope = record.envelope
-        category, key = envelope.category, envelope.key
-        if category == "state":
-            if key.engine == self._engine:
-                self._hear_state(envelope)
-        elif envelope.kind == "request_outcome":
-            return self._hear_outcome(envelope)
-        elif key.request is not None and key.request != self._about.request:
-            if envelope.kind == "request_described":
-                if self.at_start is None:
-                    self._prompts[key.request] = envelope
-            elif key.engine == self._engine:
-                self._hear_of_order(envelope)
-        elif category in ("control", "outcome"):
-            self._hear_of_order(envelope)
-            if (
-                key.request is None
-                and key.context is not None
-                and key.context == self._about.key.context
-            ):
-                self.of_context.append(envelope)
-        return False
-
-    def _hear_of_order(self, envelope: Envelope) -> None:
-        if envelope.category == "control":
-            if envelope.kind in ORDERING:
-                self.line.asked(envelope)
-        elif envelope.kind == "operation_outcome":
-            self.line.answered(envelope)
-
-    def _hear_outcome(self, envelope: Envelope) -> bool:
-        key = envelope.key
-        if key.request is None:
-            return False
-        if key.request in self.depends_on or (key.engine or envelope.source) == self._engine:
-            message = _open(envelope)
-            if not isinstance(message, RequestOutcome):
-                return False
-            if message.status == "accepted":
-                self.line.arrived(key.request, envelope.time_s)
-                if key.request == self._about.request:
-                    self.at_arrival = self._prefix()
-                    self.gpu_used = self._pressure
-            else:
-                if key.request in self.depends_on and message.status == "completed":
-                    self.depends_on[key.request] = envelope.time_s
-                self._prompts.pop(key.request, None)
-                self.line.ended(key.request)
-        end = self._about.end
-        return end is not None and envelope.id == end[0].id
-
-    def _hear_state(self, envelope: Envelope) -> None:
-        time_s = envelope.time_s
-        arrival = self._detector.observe(envelope)
-        if arrival is Arrival.STALE or envelope.epoch < self._epoch:
-            return
-        if envelope.epoch > self._epoch:
-            if self._epoch:
-                self.line.restart()
-                self.residence.forget()
-                self.gaps.append((time_s, f"{self._engine} restarted, and forgot all it held"))
-            self._epoch = envelope.epoch
-        served = self.line.started_s is not None
-        if served and envelope.kind.startswith("residency"):
-            return  # what it was served with is settled
-        message = _open(envelope)
-        match message:
-            case QueueChanged():
-                if arrival is Arrival.GAP and not served:
-                    self.gaps.append((time_s, "some changes of the queue were not heard"))
-                self.line.change(message, time_s)
-                self.residence.explain(time_s, message.started)
-            case QueueSnapshot():
-                self.line.replace(message, time_s)
-            case ResidencyChanged():
-                self._change_residence(message, arrival, envelope)
-            case ResidencySnapshot():
-                self.residence.replace(message.chains, message.part, message.parts, time_s)
-            case PressureReported():
-                for tier in message.tiers:
-                    if tier.tier == "gpu" and tier.num_blocks:
-                        self._pressure = tier.used / tier.num_blocks
-            case CapabilitiesReported():
-                self.max_running = message.max_num_seqs
-        if not served and self.line.started_s is not None:
-            self.at_start = self._prefix()
-
-    def _change_residence(
-        self, message: ResidencyChanged, arrival: Arrival, envelope: Envelope
-    ) -> None:
-        if arrival is Arrival.GAP:
-            self.residence.forget()
-            self.gaps.append((envelope.time_s, "some changes of the cache were not heard"))
-            return
-        if envelope.seq == 1:
-            self.residence.known = True  # before its first change a stream is empty
-        try:
-            self.residence.change(message.changes, envelope.time_s)
-        except RemoteProtocolError:
-            self.residence.forget()
-            self.gaps.append((envelope.time_s, "a change of the cache could not be read"))
-
-    def _prefix(self) -> int | None:
-        return self.residence.prefix if self.residence.known else None
-
-    def _owners(self, stored: set[int]) -> list[str]:
-        names = []
-        for request in self.line.running:
-            described = self._prompts.get(request)
-            message = _open(described) if described is not None else None
-            if isinstance(message, RequestDescribed) and not stored.isdisjoint(
-                unpack(_whole(message.prefix_hashes))
-            ):
-                names.append(request)
-        return names
-
-
-def _whole(packed: bytes) -> bytes:
-    return packed[: len(packed) // 8 * 8]
+        self.key = Key(**names | {"engine": engine, "operation": None})
 
 
 # -- putting it together -------------------------------------------------------------------------
 
 
-def _told(about: _About, around: _Around, clock: str) -> Story:
+def _told(about: _About, around: Around, clock: str) -> Story:
     line, description = around.line, about.description
     end = about.end[1] if about.end else None
     ended_s = about.end[0].time_s if about.end else None
@@ -305,10 +132,10 @@ def _told(about: _About, around: _Around, clock: str) -> Story:
         started_s = arrived_s + end.queue_s  # an engine that does not report its queue
     crowd = line.crowd
     if crowd is not None:
-        crowd = Crowd(
-            running=crowd.running, waiting=crowd.waiting, gpu_used=around.gpu_used
-        )
-    origin_s = min([*about.described_s, *(t for t, _ in about.arrivals)], default=about.mine[0].time_s)
+        crowd = Crowd(running=crowd.running, waiting=crowd.waiting, gpu_used=around.gpu_used)
+    origin_s = min(
+        [*about.described_s, *(t for t, _ in about.arrivals)], default=about.mine[0].time_s
+    )
     return Story(
         request=about.request,
         context=about.key.context,
@@ -319,7 +146,7 @@ def _told(about: _About, around: _Around, clock: str) -> Story:
         engine=about.key.engine,
         clock=clock,
         origin_s=origin_s,
-        last_heard_s=about.last_s,
+        last_heard_s=around.last_s,
         described_s=tuple(about.described_s),
         ready=tuple(about.ready),
         depends_on=around.depends_on,
@@ -342,9 +169,7 @@ def _told(about: _About, around: _Around, clock: str) -> Story:
         passed=tuple(line.passed),
         bound=_bound(about, line, arrived_s),
         asked=_asked(about, around),
-        blocks=around.residence.facts(
-            description.block_size, around.at_arrival, around.at_start
-        )
+        blocks=around.residence.facts(description.block_size, around.at_arrival, around.at_start)
         if description is not None and description.prefix_hashes
         else None,
         unknown=tuple(_unknown(about, around, origin_s)),
@@ -365,7 +190,7 @@ def _bound(about: _About, line: Line, arrived_s: float | None) -> Bound | None:
     )
 
 
-def _asked(about: _About, around: _Around) -> tuple[Asked, ...]:
+def _asked(about: _About, around: Around) -> tuple[Asked, ...]:
     # What policies asked of its context counts from when it was last served before this request.
     controls: list[tuple[Envelope, Control]] = []
     answers: dict[str, list[Answer]] = {}
@@ -376,7 +201,7 @@ def _asked(about: _About, around: _Around) -> tuple[Asked, ...]:
         if envelope.category not in ("control", "outcome") or envelope.id in seen:
             continue
         seen.add(envelope.id)
-        message, operation = _open(envelope), envelope.key.operation
+        message, operation = opened_body(envelope), envelope.key.operation
         if isinstance(message, Control):
             if operation not in answers:  # sent again, it is the same operation
                 controls.append((envelope, message))
@@ -416,7 +241,7 @@ def _fields(control: Control) -> dict[str, Any]:
     }
 
 
-def _unknown(about: _About, around: _Around, origin_s: float) -> Iterable[str]:
+def _unknown(about: _About, around: Around, origin_s: float) -> Iterable[str]:
     def at(time_s: float) -> str:
         return f"{time_s - origin_s:+.3f} s"
 
@@ -428,7 +253,7 @@ def _unknown(about: _About, around: _Around, origin_s: float) -> Iterable[str]:
     elif about.arrivals and around.at_arrival is None:
         yield "what of it its engine held when it came"
     if about.end is None:
-        yield f"how it ends: the last message was heard at {at(about.last_s)}"
+        yield f"how it ends: the last message was heard at {at(around.last_s)}"
     elif not about.arrivals and about.end[1].status != "rejected":
         yield "when it came to its engine, and so what went before it"
     elif around.line.started_s is None and around.line.places:
@@ -437,7 +262,7 @@ def _unknown(about: _About, around: _Around, origin_s: float) -> Iterable[str]:
         yield "what went before it: its place in the queue was not reported"
     for time_s, what in around.gaps:
         yield f"{what}, at {at(time_s)}"
-    last_s = about.end[0].time_s if about.end else about.last_s
+    last_s = about.end[0].time_s if about.end else around.last_s
     for time_s, why in about.cut_off:
         if time_s <= last_s + 1.0:
             yield f"what passed before {at(time_s)}, when the recorder was cut off: {why}"

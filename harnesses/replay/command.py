@@ -283,7 +283,7 @@ class _Workloads(argparse._SubParsersAction):  # type: ignore[type-arg]
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._name_parser_map = self._Known()
-        self.choices = self._Choices(DEFAULTS)
+        self.choices = self._Choices(DEFAULTS)  # type: ignore[assignment]
 
 
 def _once(option: str, values: list[_T]) -> tuple[_T, ...]:

@@ -89,9 +89,7 @@ def test_the_size_of_the_chunks_makes_no_difference(data: st.DataObject) -> None
     messages = some_messages()
     file = written(messages)[0]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(file)), max_size=20)))
-    chunks = [
-        file[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(file)], strict=True)
-    ]
+    chunks = [file[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(file)], strict=True)]
     assert wire(Recording(chunks)) == [codec.encode(m) for m in messages]
 
 
