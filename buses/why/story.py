@@ -256,10 +256,11 @@ def _unknown(about: _About, around: Around, origin_s: float) -> Iterable[str]:
         yield f"how it ends: the last message was heard at {at(around.last_s)}"
     elif not about.arrivals and about.end[1].status != "rejected":
         yield "when it came to its engine, and so what went before it"
-    elif around.line.started_s is None and around.line.places:
-        yield "when it left the queue"
-    elif around.line.crowd is not None and not around.line.places and about.end[1].queue_s > 0:
-        yield "what went before it: its place in the queue was not reported"
+    elif about.arrivals and about.end[1].mode and around.line.started_s is None:
+        if around.line.places:
+            yield "when it left the queue"
+        else:
+            yield "what went before it: its engine did not report its queue"
     for time_s, what in around.gaps:
         yield f"{what}, at {at(time_s)}"
     last_s = about.end[0].time_s if about.end else around.last_s

@@ -46,7 +46,7 @@ def timeline(story: Story, *, each: bool = False) -> list[Line]:
 
 
 def _last_use_s(story: Story) -> float:
-    """When the last thing began that bears on it: the last lease before it, or losses after that."""
+    """When what bears on it began: the last lease before it, or the losses after that."""
     begun = [story.origin_s]
     begun += [max((a.time_s for a in story.asked if a.time_s < story.origin_s), default=inf)]
     blocks = story.blocks
