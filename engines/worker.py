@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from hear.blocks import HASH_BYTES
 from hear.delivery import Sequencer
+from hear.engines.ledger import Ledger
 from hear.errors import BusError, EngineError, LaggedError
 from hear.intake import Intake, Step
 from hear.messages import (
@@ -49,6 +50,8 @@ class EngineWorker:
         ranks: dict[str, int] | None = None,
         tenant: str = DEFAULT_TENANT,
         epoch: int = 1,
+        ledger: Ledger | None = None,
+        endpoint: str = "",
         pressure_interval_s: float = 0.5,
         restart_delay_s: float = 1.0,
         max_restarts: int = 8,
@@ -59,6 +62,9 @@ class EngineWorker:
             ranks: the rank of policies (by source) in arbitration; higher prevails.
             epoch: the incarnation to begin with. Whoever starts a worker for an engine of this
                 name again has to give a higher one than the last.
+            ledger: what became of operations under earlier workers of this engine; the worker
+                notes there what becomes of its own.
+            endpoint: the address of the engine's data path, to be told with its capabilities.
         """
         self.name = name
         self._bus = bus
@@ -66,7 +72,16 @@ class EngineWorker:
         self._key = Key(engine=name)
         self._sequencer = Sequencer(name, epoch, tenant)
         self._tenant = tenant
-        self._intake = Intake(engine=name, controls=backend.capabilities().controls, ranks=ranks)
+        self._endpoint = endpoint
+        self._ledger = ledger
+        self._interrupted = ledger.fail_interrupted() if ledger is not None else []
+        self._intake = Intake(
+            engine=name,
+            controls=backend.capabilities().controls,
+            ranks=ranks,
+            epoch=epoch,
+            ended=ledger.ended if ledger is not None else (),
+        )
         self._pressure_interval_s = pressure_interval_s
         self._pressure_due_s = -inf
         self._restart_delay_s = restart_delay_s
@@ -104,6 +119,8 @@ class EngineWorker:
         async with AsyncExitStack() as stack:
             controls = await stack.enter_async_context(self._subscribe())
             self._introduce()
+            for answer in self._interrupted:
+                self._publish(answer.outcome, self._at_home(answer.key))
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._serve, nursery.cancel_scope)
@@ -162,6 +179,7 @@ class EngineWorker:
             self._publish(RequestOutcome(status="failed", reason="engine_restarted"), key)
         self._serving.clear()
         self._sequencer.restart()
+        self._intake.epoch = self.epoch
         self._introduce()
 
     def _introduce(self) -> None:
@@ -201,10 +219,24 @@ class EngineWorker:
     def _carry_out(self, step: Step) -> None:
         for operation in step.revert:
             self._backend.revert(operation)
+        if self._ledger is not None:
+            self._keep(self._ledger, step)
         for answer in step.answers:
             self._publish(answer.outcome, self._at_home(answer.key))
         for operation in step.apply:
             self._carry_out(self._intake.applied(operation, self._apply(operation)))
+
+    def _keep(self, ledger: Ledger, step: Step) -> None:
+        """Write down what is about to be told and done."""
+        try:
+            for answer in step.answers:
+                ledger.note(answer)
+            for operation in step.apply:
+                ledger.begin(operation.key, str(operation.control.__struct_config__.tag))
+        except OSError as error:
+            # The engine serves on; what is lost is the memory of a worker that comes after.
+            self._ledger = None
+            _log.error("ledger.lost", engine=self.name, path=str(ledger.path), error=str(error))
 
     def _apply(self, operation: Operation) -> Verdict:
         try:
@@ -256,7 +288,10 @@ class EngineWorker:
         return [self._snapshot(self._backend.pressure())]
 
     def _capabilities(self) -> list[Envelope]:
-        return [self._snapshot(self._backend.capabilities())]
+        capabilities = self._backend.capabilities()
+        if self._endpoint:
+            capabilities = replace(capabilities, endpoint=self._endpoint)
+        return [self._snapshot(capabilities)]
 
     def _costs(self) -> list[Envelope]:
         return [self._snapshot(self._backend.costs())]

@@ -8,8 +8,8 @@ import argparse
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 import trio
@@ -17,6 +17,7 @@ import trio
 from hear import plugins
 from hear.clock import SharedClock
 from hear.errors import ConfigError
+from hear.nursery import unwrapped
 from hear.seams import Bus
 
 END_WITHIN_S = 1.5
@@ -68,46 +69,68 @@ def connected(url: str, *, name: str, key: Path | None = None) -> AbstractAsyncC
     return made
 
 
-@asynccontextmanager
-async def until_signal(
-    *, on_signal: Callable[[int], None] = lambda number: None
-) -> AsyncIterator[trio.CancelScope]:
-    """Run what is inside until it ends, or until SIGINT or SIGTERM cancels it.
-
-    If it then takes longer than ``END_WITHIN_S``, the process is ended: a command that hangs at
-    its end helps nobody, and all that it owes is in the hands of its peers.
-    """
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-            scope = trio.CancelScope()
-
-            async def watch() -> None:
-                async for number in signals:
-                    on_signal(number)
-                    timer = threading.Timer(END_WITHIN_S, os._exit, (128 + number,))
-                    timer.daemon = True
-                    timer.start()
-                    scope.cancel()
-                    return
-
-            nursery.start_soon(watch)
-            with scope:
-                yield scope
-            nursery.cancel_scope.cancel()
-
-
 def run(main: Callable[[], Awaitable[int]]) -> int:
-    """Run a command's coroutine on the shared clock until it ends or a signal comes.
+    """Run a command's coroutine on the shared clock until it ends, or until a signal cancels it.
 
     Returns its exit code; 130 after SIGINT and 143 after SIGTERM.
     """
-    code = 0
+
+    async def cancelled_by(stopping: trio.Event) -> int:
+        code = 0
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                await stopping.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            code = await main()
+            nursery.cancel_scope.cancel()
+        return code
+
+    return run_until_signal(cancelled_by)
+
+
+def run_until_signal(main: Callable[[trio.Event], Awaitable[int]]) -> int:
+    """Run a command's coroutine on the shared clock; SIGINT or SIGTERM sets the event it is given.
+
+    If it then takes longer than ``END_WITHIN_S``, the process is ended: a command that hangs at its
+    end helps nobody, and all that it owes is in the hands of its peers.
+
+    Returns its exit code if it ended by itself, 130 after SIGINT and 143 after SIGTERM.
+    """
     caught: list[int] = []
 
-    async def guarded() -> None:
-        nonlocal code
-        async with until_signal(on_signal=caught.append):
-            code = await main()
+    async def guarded() -> int:
+        stopping = trio.Event()
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
 
-    trio.run(guarded, clock=SharedClock(), strict_exception_groups=False)
+                async def watch() -> None:
+                    async for number in signals:
+                        caught.append(number)
+                        timer = threading.Timer(END_WITHIN_S, os._exit, (128 + number,))
+                        timer.daemon = True
+                        timer.start()
+                        stopping.set()
+
+                nursery.start_soon(watch)
+                code = await main(stopping)
+                nursery.cancel_scope.cancel()
+        return code
+
+    with unwrapped():
+        code: int = trio.run(guarded, clock=SharedClock())
     return 128 + caught[0] if caught else code
+
+
+def end_with_standard_input(descriptor: int) -> None:
+    """Have this process end when its standard input does: whoever started it is gone."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(descriptor, 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

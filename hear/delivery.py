@@ -92,6 +92,12 @@ class GapDetector:
         self.gaps = 0
         self.missed = 0
 
+    def knows(self, envelope: Envelope) -> bool:
+        """Whether anything was heard on the channel of a message before."""
+        source, epoch, scope = channel(envelope)
+        heard = self._heard.get((source, scope))
+        return heard is not None and heard[0] == epoch
+
     def observe(self, envelope: Envelope) -> Arrival:
         """Classify a message and move on."""
         source, epoch, scope = channel(envelope)
@@ -127,9 +133,10 @@ class _Pending:
 class Outbox:
     """The sender's side of its operations: what is open, what to send again, what has ended.
 
-    A control is sent again, with growing pauses, until any outcome is heard. An operation without
-    a terminal outcome at its give-up time fails here as ``no_answer``, and what was open on an
-    engine that comes back with a newer epoch fails as ``engine_restarted``.
+    A control is sent again, with growing pauses, until any outcome is heard, and whenever there is
+    a sign that an outcome was lost: the engine has restarted, or something it said is missing. The
+    engine alone says how an operation ended; only one without a terminal outcome at its give-up
+    time fails here as ``no_answer``.
     """
 
     def __init__(self, *, first_retry_s: float = 1.0, max_retry_s: float = 16.0) -> None:
@@ -181,6 +188,7 @@ class Outbox:
         status = outcome.status
         if operation.phase == "accepted":
             if status == "accepted":
+                self._arm(pending, pending.give_up_s)
                 return None
             if status in ("rejected", "unsupported"):
                 status = "failed"
@@ -193,19 +201,29 @@ class Outbox:
             self._arm(pending, pending.give_up_s)
         return operation
 
-    def hear_epoch(self, engine: str, epoch: int) -> list[Operation]:
-        """Note the epoch of an engine; returns the operations that its restart has ended."""
+    def hear_epoch(self, engine: str, epoch: int, now: float) -> list[Envelope]:
+        """Note the epoch of an engine; returns what to send again, since it may have restarted."""
         known = self._epochs.get(engine)
         if known is not None and epoch <= known:
             return []
         self._epochs[engine] = epoch
-        if known is None:
-            return []
-        return [
-            self._fail(pending)
-            for pending in list(self._open.values())
-            if pending.operation.key.engine == engine
+        return [] if known is None else self.ask_again(now, engine)
+
+    def epoch_of(self, engine: str | None) -> int | None:
+        """The newest epoch that was heard of an engine."""
+        return None if engine is None else self._epochs.get(engine)
+
+    def ask_again(self, now: float, engine: str | None = None) -> list[Envelope]:
+        """What is open on an engine, or on all, to be sent again since an outcome may be lost."""
+        asked = [
+            pending
+            for pending in self._open.values()
+            if engine is None or pending.operation.key.engine == engine
         ]
+        for pending in asked:
+            pending.attempts = 1
+            self._arm(pending, now + self._first_retry_s)
+        return [pending.envelope for pending in asked]
 
     def due(self, now: float) -> tuple[list[Envelope], list[Operation]]:
         """What to send again at ``now``, and the operations given up as unanswered."""

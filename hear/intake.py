@@ -59,17 +59,27 @@ class Intake:
         engine: str,
         controls: Iterable[str],
         ranks: dict[str, int] | None = None,
+        epoch: int = 1,
+        ended: Iterable["Answer"] = (),
         max_open: int = 65_536,
         remember: int = 65_536,
     ) -> None:
-        """``controls`` are the kinds that the engine supports; ``remember`` bounds memory."""
+        """``controls`` are the kinds that the engine supports; ``remember`` bounds memory.
+
+        ``epoch`` is the incarnation of the engine; whoever restarts it sets it anew. ``ended`` is
+        how operations ended in earlier ones, oldest first.
+        """
         self.engine = engine
+        self.epoch = epoch
         self._controls = frozenset(controls) | {"cancel", "withdraw"}
         self._arbiter = Arbiter(ranks)
         self._max_open = max_open
         self._remember = remember
         self._open: dict[str, Operation] = {}
         self._ended: OrderedDict[str, Answer] = OrderedDict()
+        for answer in ended:
+            if answer.key.operation is not None:
+                self._remember_end(answer.key.operation, answer)
         self._parked: dict[str, list[Operation]] = {}
         self._requests: dict[str, set[str]] = {}
         self._gone: set[str] = set()
@@ -106,6 +116,11 @@ class Intake:
         if not isinstance(control, Control) or envelope.kind not in self._controls:
             known_kind = "this engine does not offer it" if envelope.kind in KINDS else "unknown"
             self._refuse(step, envelope, "unsupported", "unsupported_control", known_kind)
+            return step
+        meant_for = control.engine_epoch
+        if meant_for is not None and meant_for < self.epoch:
+            detail = f"meant for epoch {meant_for}, this is {self.epoch}"
+            self._refuse(step, envelope, "failed", "engine_restarted", detail)
             return step
         deadline = control.deadline_s
         if deadline is None:

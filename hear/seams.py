@@ -119,6 +119,14 @@ class Bus(Protocol):
         """Name who answers for the state of one stream (a subject's stem)."""
         ...
 
+    def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:
+        """Leave word what to publish if this process is lost without leaving the bus.
+
+        Replaces what ``source`` left before. A bus that lives in its participants' process has
+        nothing to do here, since it does not outlive them.
+        """
+        ...
+
     def statistics(self) -> BusStatistics:
         """What has passed, and who lags."""
         ...

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hear.blocks import unpack
 from hear.codec import open_body
-from hear.delivery import Outbox, Sequencer
+from hear.delivery import Arrival, GapDetector, Outbox, Sequencer
 from hear.engine_view import EngineViews
 from hear.errors import (
     BusError,
@@ -56,7 +56,11 @@ MAX_OPEN = 16_384
 MAX_AT_ONCE = 1_000
 """Most decisions without time passing: a policy that reacts to its own controls has no end."""
 
+CUT_OFF_AGAIN_S = 60.0
+"""A policy that is cut off from the bus twice within this time is too slow for its traffic."""
+
 _GUARD_LIFE_S = 86_400.0
+_FOR_EVER_S = 1e9
 
 
 @dataclass(slots=True)
@@ -106,11 +110,15 @@ class PolicyRunner:
         self._s = EngineViews()
         self._capacity = capacity
         self._engines: dict[str, None] = {}
+        self._asked: dict[str, None] = {}  # engines that it has sent a control
+        self._outcomes = GapDetector()
+        self._cut_off_s = -inf
         self._decided_s = -inf
         self._decided_at_once = 0
         self._decide_limit_s = decide_limit_s
         self._leave_limit_s = leave_limit_s
         self._serving = trio.CancelScope()
+        self._stopping = False
 
     @property
     def num_open(self) -> int:
@@ -123,11 +131,17 @@ class PolicyRunner:
         The answers to what is still open are awaited for a bounded time.
         """
         own = {f"outcome.{self._tenant}.>", f"state.{self._tenant}.*.capabilities.>"}
+        patterns = {*self.policy.observes, *own}
         try:
-            if not await self._serve({*self.policy.observes, *own}, task_status):
-                # It was shut out for being slow, and still has to take back what it asked for.
-                async with self._subscribe(own) as messages:
-                    await self._leave(messages)
+            while not await self._serve(patterns, task_status):
+                if self.statistics.failure is not None:
+                    # It was shut out for good, and still has to take back what it asked for.
+                    async with self._subscribe(own) as messages:
+                        await self._leave(messages)
+                    break
+                # What it missed of state it gets anew; and what was answered, if it asks again.
+                self._say_again(self._outbox.ask_again(trio.current_time()))
+                task_status = trio.TASK_STATUS_IGNORED
         except BusError as error:
             self._fail(f"lost the bus: {error}")
         finally:
@@ -136,20 +150,29 @@ class PolicyRunner:
 
     def stop(self) -> None:
         """Let ``run`` come to its end."""
+        self._stopping = True
         self._serving.cancel()
 
     async def _serve(self, patterns: Iterable[str], task_status: trio.TaskStatus[None]) -> bool:
-        """Serve and leave; returns False if the subscription was over before."""
+        """Serve and leave; returns False if the subscription was cut off before."""
         async with self._subscribe(patterns) as messages:
             try:
                 with self._serving:
                     task_status.started()
+                    if self._stopping:
+                        self._serving.cancel()
                     while self.statistics.failure is None:
                         await self._hear_next(messages)
                         self._decide_if_needed()
                 await self._leave(messages)
             except LaggedError as error:
-                self._fail(f"was too slow: {error}")
+                now = trio.current_time()
+                if now < self._cut_off_s + CUT_OFF_AGAIN_S or self._stopping:
+                    self._fail(f"was too slow: {error}")
+                else:
+                    _log.warning("policy.cut_off", policy=self.source, why=str(error))
+                self._cut_off_s = now
+                self._serving = trio.CancelScope()
                 return False
         return True
 
@@ -162,6 +185,7 @@ class PolicyRunner:
         with trio.move_on_after(self._leave_limit_s):
             while len(self._outbox):
                 await self._hear_next(messages)
+        self._bus.set_will(self.source, ())
 
     async def _hear_next(self, messages: Subscription) -> None:
         """Take over what has come, and send again what was not answered in time."""
@@ -177,7 +201,10 @@ class PolicyRunner:
                 self._fail(f"left its views unusable: {error!r}")
         again, lost = self._outbox.due(trio.current_time())
         self._count_lost(lost)
-        for envelope in again:
+        self._say_again(again)
+
+    def _say_again(self, envelopes: Iterable[Envelope]) -> None:
+        for envelope in envelopes:
             self._bus.publish(envelope)
 
     # -- what is heard ------------------------------------------------------------------------
@@ -192,9 +219,7 @@ class PolicyRunner:
         if message is None:
             return False
         if envelope.category == "state":
-            engine = envelope.key.engine or envelope.source
-            self._engines[engine] = None
-            self._count_lost(self._outbox.hear_epoch(engine, envelope.epoch))
+            self._meet(envelope.key.engine or envelope.source, envelope.epoch)
             try:
                 needs_snapshot = self._s.apply(envelope, message)
             except RemoteProtocolError as error:
@@ -202,6 +227,11 @@ class PolicyRunner:
                 return True
             self.statistics.gaps = self._s.gaps
             return needs_snapshot
+        if envelope.category == "outcome":
+            known = self._outcomes.knows(envelope)  # who comes late has missed nothing of its own
+            if self._outcomes.observe(envelope) is Arrival.GAP and known:
+                engine = envelope.key.engine or envelope.source
+                self._say_again(self._outbox.ask_again(trio.current_time(), engine))
         if isinstance(message, OperationOutcome):
             operation = self._outbox.hear(envelope.key, message)
             if operation is not None and operation.terminal:
@@ -209,6 +239,16 @@ class PolicyRunner:
         elif envelope.category == "intent" or isinstance(message, RequestOutcome):
             self._h.apply(envelope, self._with_readable_hashes(envelope, message))
         return False
+
+    def _meet(self, engine: str, epoch: int) -> None:
+        """Note that an engine is there, in which incarnation."""
+        self._say_again(self._outbox.hear_epoch(engine, epoch, trio.current_time()))
+        if engine in self._engines:
+            return
+        self._engines[engine] = None
+        if self._sequencer.epoch > 1:
+            # An earlier incarnation of this policy may have ended without taking anything back.
+            self._send(Ask(Withdraw(reason=f"{self.source} begins anew"), Key(engine=engine)))
 
     def _with_readable_hashes(self, envelope: Envelope, message: Message) -> Message:
         """The message, without its block hashes if they are none: no policy has to look."""
@@ -275,6 +315,8 @@ class PolicyRunner:
         if not isinstance(message, Control):
             self._bus.publish(self._sequencer.wrap(message, key, now))
             return
+        if message.engine_epoch is None:
+            message = replace(message, engine_epoch=self._outbox.epoch_of(key.engine))
         key = replace(key, operation=self._sequencer.next_id())
         envelope = self._sequencer.wrap(message, key, now)
         life = DEFAULT_DEADLINE_S if message.deadline_s is None else message.deadline_s - now
@@ -285,6 +327,19 @@ class PolicyRunner:
         self._outbox.submit(envelope, message, now, now + life + DEFAULT_DEADLINE_S)
         self.statistics.controls += 1
         self._bus.publish(envelope)
+        if key.engine is not None and key.engine not in self._asked:
+            self._asked[key.engine] = None
+            self._leave_word(now)
+
+    def _leave_word(self, now: float) -> None:
+        """Have everything withdrawn if this process is lost."""
+        message = Withdraw(reason=f"{self.source} was lost", deadline_s=now + _FOR_EVER_S)
+        will = []
+        for engine in self._asked:
+            key = Key(engine=engine, operation=self._sequencer.next_id())
+            # Without a number, since it takes its place among the others only if it is ever said.
+            will.append(replace(self._sequencer.wrap_snapshot(message, key, now), seq=0))
+        self._bus.set_will(self.source, will)
 
     def _fail(self, why: str) -> None:
         if self.statistics.failure is None:

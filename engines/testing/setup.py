@@ -157,6 +157,9 @@ class Wire:
         self.providers[subject] = provider
         self._bus.provide_snapshots(subject, provider)
 
+    def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:
+        self._bus.set_will(source, envelopes)
+
     def statistics(self) -> BusStatistics:
         return self._bus.statistics()
 

@@ -108,6 +108,9 @@ class _Link:
     def provide_snapshots(self, subject: str, provider: SnapshotProvider) -> None:
         self._bus.provide_snapshots(subject, provider)
 
+    def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:
+        self._bus.set_will(source, envelopes)
+
     def statistics(self) -> BusStatistics:
         return self._bus.statistics()
 
@@ -157,7 +160,9 @@ class _Sender:
 
     def _hear(self, envelope: Envelope) -> None:
         if envelope.category == "state":
-            self._end(self.outbox.hear_epoch(self._b.name, envelope.epoch), "failed: heard_epoch")
+            now = trio.current_time()
+            for again in self.outbox.hear_epoch(self._b.name, envelope.epoch, now):
+                self._b.bus.publish(again)
             return
         message = open_body(envelope)
         if isinstance(message, OperationOutcome):

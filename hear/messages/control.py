@@ -23,12 +23,15 @@ class Control(Message, frozen=True, kw_only=True):
     ``force``: a preference is best effort; a requirement is met, met by one of ``fallback``, or
     rejected. ``deadline_s`` is the time on the sender's clock by which a terminal outcome is
     owed (None: the engine's own default). ``reason`` is a few words for the one who asks why.
+    ``engine_epoch`` is the incarnation of the engine that it is meant for: a later one fails it, so
+    that what may have acted before a restart does not act again after it.
     """
 
     force: Force = "preference"
     deadline_s: float | None = None
     fallback: tuple[str, ...] = ()
     reason: str = ""
+    engine_epoch: int | None = None
 
 
 class Prioritise(Control, frozen=True, kw_only=True, tag="prioritise"):

@@ -1,6 +1,7 @@
 """The envelope that every message travels in, and the key that says what it is about.
 
 The envelope can be read without its body: a tap, a filter or an older peer needs no more.
+Neither it nor its key can be part of a cycle, so the garbage collector need not look at them.
 """
 
 from typing import Annotated, Literal
@@ -24,7 +25,7 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
     """Base of every message body. The tag ``kind`` names the message on the wire."""
 
 
-class Key(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Key(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What an exchange is about. Each exchange names at least one of these (paper, section 3.1)."""
 
     request: str | None = None
@@ -35,7 +36,7 @@ class Key(Struct, frozen=True, kw_only=True, omit_defaults=True):
     workflow: str | None = None
 
 
-class Envelope(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Envelope(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One message with its address.
 
     ``epoch`` is the incarnation of the source: it grows when the source restarts. ``seq`` counts

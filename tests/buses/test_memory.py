@@ -11,7 +11,8 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hear.buses.memory import MemoryBus, MemorySubscription
+from hear.buses.mailbox import Mailbox
+from hear.buses.memory import MemoryBus
 from hear.buses.testing import CHECKS, Check, check_bus
 from hear.delivery import Sequencer
 from hear.errors import BusError, LaggedError, LocalProtocolError
@@ -106,16 +107,12 @@ class GivesNoSnapshots(MemoryBus):
 
 
 class HasNoBounds(MemoryBus):
-    def subscribe(
-        self, patterns: Iterable[str], *, name: str, capacity: int = 1
-    ) -> MemorySubscription:
+    def subscribe(self, patterns: Iterable[str], *, name: str, capacity: int = 1) -> Mailbox:
         return super().subscribe(patterns, name=name, capacity=1_000_000)
 
 
 class IgnoresPatterns(MemoryBus):
-    def subscribe(
-        self, patterns: Iterable[str], *, name: str, capacity: int = 4096
-    ) -> MemorySubscription:
+    def subscribe(self, patterns: Iterable[str], *, name: str, capacity: int = 4096) -> Mailbox:
         return super().subscribe([">"], name=name, capacity=capacity)
 
 
@@ -234,7 +231,7 @@ def test_agrees_with_a_model_under_any_interleaving(
                     assert bus.statistics().lagged == model.lagged + unread.lagged
                 await receive(reader, model, last_queue_seq)
 
-    async def receive(reader: MemorySubscription, model: Model, last_seq: int) -> None:
+    async def receive(reader: Mailbox, model: Model, last_seq: int) -> None:
         if model.lagged:
             with pytest.raises(LaggedError):
                 await reader.receive()
@@ -261,7 +258,7 @@ def test_any_pace_of_a_reader_gives_each_reliable_message_once_or_closes_it(
     heard: list[Envelope] = []
     closed: list[LaggedError] = []
 
-    async def read(subscription: MemorySubscription, expected: int) -> None:
+    async def read(subscription: Mailbox, expected: int) -> None:
         try:
             while len(heard) < expected:
                 heard.extend(await subscription.receive())
@@ -510,7 +507,7 @@ async def test_a_reader_who_waits_is_woken_by_leaving_and_by_closing() -> None:
         subscription = bus.subscribe([">"], name="reader")
         async with trio.open_nursery() as nursery, subscription:
 
-            async def read(end: str, subscription: MemorySubscription) -> None:
+            async def read(end: str, subscription: Mailbox) -> None:
                 with pytest.raises(BusError, match=end):
                     await subscription.receive()
 

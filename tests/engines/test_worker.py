@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import structlog
@@ -14,6 +15,7 @@ from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engines import worker as worker_module
+from hear.engines.ledger import Ledger
 from hear.engines.worker import EngineWorker
 from hear.errors import BusError, EngineError
 from hear.messages import (
@@ -102,11 +104,14 @@ class Bench:
     nursery: trio.Nursery
     heard: list[Envelope] = field(default_factory=list)
     sequencer: Sequencer = field(default_factory=lambda: Sequencer("policy"))
+    sent: list[Envelope] = field(default_factory=list)
 
     def send(self, control: Control, request: str | None = None) -> str:
         operation = self.sequencer.next_id()
         full = Key(engine="e0", operation=operation, request=request)
-        self.bus.publish(self.sequencer.wrap(control, full, trio.current_time()))
+        envelope = self.sequencer.wrap(control, full, trio.current_time())
+        self.sent.append(envelope)
+        self.bus.publish(envelope)
         return operation
 
     def messages(self, of: type[Message]) -> list[Message]:
@@ -126,7 +131,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(**settings: float) -> AsyncIterator[Bench]:
+async def bench(**settings: object) -> AsyncIterator[Bench]:
     backend = Backend()
     with structlog.testing.capture_logs():
         async with MemoryBus() as bus, trio.open_nursery() as nursery:
@@ -462,3 +467,51 @@ async def test_a_worker_that_lagged_subscribes_anew(autojump_clock: MockClock) -
             assert answer.key.operation == "last"
             nursery.cancel_scope.cancel()
     assert [log["event"] for log in logs] == ["controls.lost"]
+
+
+# -- across the lives of workers --------------------------------------------------------------
+
+
+async def test_a_worker_after_one_that_was_killed_acts_on_nothing_twice(tmp_path: Path) -> None:
+    async with bench(ledger=Ledger(tmp_path / "e0")) as b:
+        b.backend.verdicts["BoundWait"] = Verdict("accepted", standing=True)
+        b.backend.report(arrived("r"))
+        done, standing = b.send(Prioritise(priority=1), "r"), b.send(BoundWait(max_wait_s=9), "r")
+        parked = b.send(Prioritise(priority=1), "not there")
+        await b.settle()
+        asked = list(b.sent)
+        assert len(b.backend.calls) == 2
+        # The file as a kill would leave it: nothing was said of an end.
+        (tmp_path / "killed").write_bytes((tmp_path / "e0").read_bytes())
+    async with bench(ledger=Ledger(tmp_path / "killed"), epoch=2) as b:
+        for id in (standing, parked):
+            assert b.outcomes(id) == [("failed", "engine_restarted")]
+        b.backend.report(arrived("r"))
+        for envelope in asked:
+            b.bus.publish(envelope)
+        await b.settle()
+        assert b.outcomes(done) == [("completed", "")]
+        for id in (standing, parked):
+            assert b.outcomes(id) == [("failed", "engine_restarted")] * 2
+        assert b.backend.calls == []
+
+
+async def test_a_control_for_an_earlier_epoch_fails_even_if_nothing_is_known_of_it() -> None:
+    async with bench(epoch=5) as b:
+        b.backend.report(arrived("r"))
+        id = b.send(Prioritise(priority=1, engine_epoch=4), "r")
+        now = b.send(Prioritise(priority=1, engine_epoch=5), "r")
+        await b.settle()
+        assert b.outcomes(id) == [("failed", "engine_restarted")]
+        assert b.outcomes(now) == [("completed", "")]
+        assert b.backend.calls == [("apply", "Prioritise")]
+
+
+async def test_a_worker_whose_ledger_cannot_be_written_serves_on(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "e0")
+    async with bench(ledger=ledger) as b:
+        ledger.close()
+        b.backend.report(arrived("r"))
+        ids = [b.send(Prioritise(priority=n), "r") for n in range(2)]
+        await b.settle()
+        assert [b.outcomes(id) for id in ids] == [[("completed", "")]] * 2

@@ -88,11 +88,17 @@ MESSAGES: tuple[Message, ...] = (
         steps=(Step(name="code", role="coder", after=("plan",), join="any"),),
     ),
     Prioritise(
-        force=_REQUIREMENT, deadline_s=90.0, fallback=("preference",), reason="hot", priority=-40
+        force=_REQUIREMENT,
+        deadline_s=90.0,
+        engine_epoch=3,
+        fallback=("preference",),
+        reason="hot",
+        priority=-40,
     ),
     BoundWait(
         force=_REQUIREMENT,
         deadline_s=90.0,
+        engine_epoch=3,
         fallback=("preference",),
         reason="guard",
         max_wait_s=40.0,
@@ -100,16 +106,24 @@ MESSAGES: tuple[Message, ...] = (
     Retain(
         force=_REQUIREMENT,
         deadline_s=90.0,
+        engine_epoch=3,
         fallback=("preference",),
         reason="returns",
         score=0.75,
         lease_s=400.0,
         prefix_hashes=_HASHES,
     ),
-    Release(force=_REQUIREMENT, deadline_s=90.0, fallback=("preference",), reason="closed"),
+    Release(
+        force=_REQUIREMENT,
+        deadline_s=90.0,
+        engine_epoch=3,
+        fallback=("preference",),
+        reason="closed",
+    ),
     Prepare(
         force=_REQUIREMENT,
         deadline_s=90.0,
+        engine_epoch=3,
         fallback=("disk",),
         reason="soon",
         tier="cpu",
@@ -119,16 +133,25 @@ MESSAGES: tuple[Message, ...] = (
     Place(
         force=_REQUIREMENT,
         deadline_s=90.0,
+        engine_epoch=3,
         fallback=("disk",),
         reason="paused",
         tier="cpu",
         prefix_hashes=_HASHES,
     ),
-    Hold(force=_REQUIREMENT, deadline_s=90.0, fallback=("x",), reason="gate", hold_s=5.0),
-    Admit(force=_REQUIREMENT, deadline_s=90.0, fallback=("x",), reason="gate"),
+    Hold(
+        force=_REQUIREMENT,
+        deadline_s=90.0,
+        engine_epoch=3,
+        fallback=("x",),
+        reason="gate",
+        hold_s=5.0,
+    ),
+    Admit(force=_REQUIREMENT, deadline_s=90.0, engine_epoch=3, fallback=("x",), reason="gate"),
     Route(
         force=_REQUIREMENT,
         deadline_s=90.0,
+        engine_epoch=3,
         fallback=("e3",),
         reason="held there",
         targets=("e1", "e2"),
@@ -136,14 +159,20 @@ MESSAGES: tuple[Message, ...] = (
     Configure(
         force=_REQUIREMENT,
         deadline_s=90.0,
+        engine_epoch=3,
         fallback=("dense",),
         reason="role",
         modes=("snapkv", "quest"),
     ),
     Cancel(
-        force=_REQUIREMENT, deadline_s=90.0, fallback=("x",), reason="moot", target="policy-1-7"
+        force=_REQUIREMENT,
+        deadline_s=90.0,
+        engine_epoch=3,
+        fallback=("x",),
+        reason="moot",
+        target="policy-1-7",
     ),
-    Withdraw(force=_REQUIREMENT, deadline_s=90.0, fallback=("x",), reason="leaves"),
+    Withdraw(force=_REQUIREMENT, deadline_s=90.0, engine_epoch=3, fallback=("x",), reason="leaves"),
     ResidencyChanged(
         changes=(
             _STORED,
@@ -182,6 +211,7 @@ MESSAGES: tuple[Message, ...] = (
         max_lease_s=3_600.0,
         retention_decay_s=400.0,
         model="Qwen3-8B",
+        endpoint="http://gpu-7:8000/v1",
     ),
     CostsReported(
         basis="calibrated",

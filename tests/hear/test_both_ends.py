@@ -129,6 +129,7 @@ class Sender:
         self.outbox = Outbox()
         self.ids: list[str] = []
         self.ends: list[str] = []
+        self.again: list[Envelope] = []
 
     def submit(self, now: float) -> Envelope:
         id = self.sequencer.next_id()
@@ -154,8 +155,8 @@ class Sender:
         self.ids.append(id)
         return sent
 
-    def hear(self, epoch: int, answer: Answer) -> None:
-        self._ended(self.outbox.hear_epoch("e0", epoch))
+    def hear(self, epoch: int, answer: Answer, now: float) -> None:
+        self.again += self.outbox.hear_epoch("e0", epoch, now)
         moved = self.outbox.hear(answer.key, answer.outcome)
         if moved is not None and moved.terminal:
             self._ended([moved])
@@ -163,7 +164,8 @@ class Sender:
     def tick(self, now: float) -> list[Envelope]:
         again, lost = self.outbox.due(now)
         self._ended(lost)
-        return again
+        asked, self.again = self.again, []
+        return again + asked
 
     def _ended(self, operations: list[Operation]) -> None:
         for operation in operations:
@@ -197,7 +199,7 @@ def test_every_operation_ends_once_and_is_handed_out_once_an_epoch(
             engine.carry_out(engine.intake.receive(item, now))
         else:
             for sender in senders:
-                sender.hear(*item)
+                sender.hear(*item, now)
 
     for _ in range(120):
         now += chance.random()
@@ -238,11 +240,11 @@ def test_over_a_good_link_both_ends_agree_on_how_each_operation_ended(seed: int)
         else:
             engine.does_something(now)
         for epoch, answer in engine.answers:
-            sender.hear(epoch, answer)
+            sender.hear(epoch, answer, now)
         engine.answers.clear()
     engine.restart(whole=False)
     for epoch, answer in engine.answers:
-        sender.hear(epoch, answer)
+        sender.hear(epoch, answer, now)
     assert sorted(sender.ends) == sorted(sender.ids)
     assert {id: op.phase for id, op in operations.items()} == {
         id: outcome.status for id, outcome in engine.ends.items()

@@ -289,15 +289,29 @@ def test_outcomes_of_other_senders_operations_are_ignored() -> None:
     assert len(outbox) == 1
 
 
-def test_a_newer_epoch_of_an_engine_ends_what_was_open_there_and_nowhere_else() -> None:
-    outbox = Outbox()
-    here, there = submit(outbox, control("p-1-1")), submit(outbox, control("p-1-2", "e1"))
-    assert outbox.hear_epoch("e0", 3) == []
-    assert outbox.hear_epoch("e0", 3) == []
-    assert outbox.hear_epoch("e0", 2) == []
-    assert outbox.hear_epoch("e0", 4) == [here]
-    assert (here.phase, there.phase) == ("failed", "submitted")
-    assert outbox.open_operations == [there]
+def test_a_newer_epoch_of_an_engine_has_what_is_open_there_and_nowhere_else_said_again() -> None:
+    outbox, sent = Outbox(), control("p-1-1")
+    here, there = submit(outbox, sent), submit(outbox, control("p-1-2", "e1"))
+    assert outbox.hear_epoch("e0", 3, 0.5) == []
+    assert outbox.hear_epoch("e0", 3, 0.5) == []
+    assert outbox.hear_epoch("e0", 2, 0.5) == []
+    assert outbox.epoch_of("e0") == 3
+    assert outbox.hear_epoch("e0", 4, 0.5) == [sent]
+    assert (here.phase, there.phase) == ("submitted", "submitted")
+
+
+def test_what_was_accepted_is_said_again_until_an_answer_comes_if_asked_to() -> None:
+    outbox, sent = Outbox(), control()
+    submit(outbox, sent)
+    outbox.hear(sent.key, outcome("accepted"))
+    quiet = outbox.next_due()
+    assert outbox.ask_again(10.0, "e1") == []
+    assert outbox.ask_again(10.0) == [sent]
+    assert outbox.next_due() == 11.0
+    assert outbox.due(11.0) == ([sent], [])
+    outbox.hear(sent.key, outcome("accepted"))
+    assert outbox.next_due() == quiet
+    assert outbox.ask_again(12.0, "e0") == [sent]
 
 
 @pytest.mark.parametrize("id", [None, "p-1-1"])

@@ -67,6 +67,7 @@ class Engine:
 
     def __init__(self, bus: MemoryBus, *, deaf: bool = False) -> None:
         self.deaf = deaf
+        self.mute = False
         self.heard: list[Envelope] = []
         self.effects: dict[str, Message] = {}
         self._bus = bus
@@ -100,14 +101,22 @@ class Engine:
     def accept(self, request: str) -> None:
         self._carry_out(self._intake.request_arrived(Key(request=request), trio.current_time()))
 
-    def restart(self) -> None:
-        self._carry_out(self._intake.shut("engine_restarted"))
+    def end(self, request: str) -> None:
+        self._carry_out(self._intake.request_ended(request))
+
+    def restart(self, *, forget: bool = False) -> None:
+        if forget:
+            self._intake = Intake(engine="e", controls=CONTROLS)
+            self.effects.clear()
+        else:
+            self._carry_out(self._intake.shut("engine_restarted"))
         self._sequencer.restart()
+        self._intake.epoch = self._sequencer.epoch
         self._bus.publish(self._snapshot(CapabilitiesReported(controls=CONTROLS)))
 
     def say(self, message: Message, key: Key | None = None, *, lose: bool = False) -> None:
         envelope = self._sequencer.wrap(message, key or Key(engine="e"), trio.current_time())
-        if not lose:
+        if not (lose or self.mute):
             self._bus.publish(envelope)
 
     def _carry_out(self, step: Step) -> None:
@@ -132,10 +141,19 @@ class Stage:
         self._harness = Sequencer("harness")
 
     async def add(
-        self, policy: Policy, *, decide_limit_s: float = 5.0, leave_limit_s: float = 60.0
+        self,
+        policy: Policy,
+        *,
+        decide_limit_s: float = 5.0,
+        leave_limit_s: float = 60.0,
+        epoch: int = 1,
     ) -> PolicyRunner:
         runner = PolicyRunner(
-            self.bus, policy, decide_limit_s=decide_limit_s, leave_limit_s=leave_limit_s
+            self.bus,
+            policy,
+            decide_limit_s=decide_limit_s,
+            leave_limit_s=leave_limit_s,
+            epoch=epoch,
         )
         await self._nursery.start(runner.run)
         await self.settle()
@@ -225,7 +243,7 @@ async def test_a_later_incarnation_uses_no_name_again() -> None:
             await stage.describe()
             await stage.stop(second)
         names = [e.key.operation for e in stage.engine.heard]
-        assert len(set(names)) == len(names) == 4
+        assert len(set(names)) == len(names) == 5
 
 
 async def test_a_prediction_is_published_as_intent() -> None:
@@ -313,18 +331,58 @@ async def test_a_control_that_nobody_answers_is_given_up(autojump_clock: MockClo
         assert runner.statistics.outcomes == {"failed": 1}
 
 
-async def test_what_was_open_when_an_engine_restarted_has_failed() -> None:
+async def test_what_was_open_when_an_engine_restarted_is_asked_about_again() -> None:
     bound = Ask(BoundWait(max_wait_s=40), Key(request="r", engine="e"))
     async with staged() as stage:
         runner = await stage.add(Script(on_described(bound)))
         stage.engine.accept("r")
         await stage.describe()
         assert runner.num_open == 1
-        stage.engine.deaf = True
-        stage.engine.restart()
+        stage.engine.restart(forget=True)
         await stage.settle()
         assert runner.num_open == 0
         assert runner.statistics.outcomes == {"failed": 1}
+        assert stage.engine.effects == {}, "it must not act again in the new epoch"
+
+
+async def test_a_lost_outcome_is_asked_for_when_the_next_one_shows_that_it_is_missing() -> None:
+    bound = Ask(BoundWait(max_wait_s=40), Key(request="r", engine="e"))
+    async with staged() as stage:
+        runner = await stage.add(Script(on_described(bound)))
+        stage.engine.accept("r")
+        await stage.describe()
+        assert runner.num_open == 1
+        stage.engine.mute = True
+        stage.engine.end("r")
+        await stage.settle()
+        assert runner.num_open == 1
+        stage.engine.mute = False
+        stage.engine.say(OperationOutcome(status="completed"), Key(engine="e", operation="else"))
+        await stage.settle()
+        assert runner.num_open == 0
+
+
+async def test_one_that_begins_anew_first_takes_back_what_an_earlier_one_left() -> None:
+    async with staged() as stage:
+        await stage.add(Script(on_described(ASK)), epoch=7)
+        await stage.settle()
+        assert [envelope.kind for envelope in stage.engine.heard] == ["withdraw"]
+
+
+async def test_leaves_word_to_withdraw_where_it_asked_for_something() -> None:
+    async with staged() as stage:
+        wills: dict[str, list[Envelope]] = {}
+        stage.bus.set_will = (  # type: ignore[method-assign]
+            lambda source, envelopes: wills.update({source: list(envelopes)})
+        )
+        runner = await stage.add(Script(on_described(ASK)))
+        assert wills == {}
+        await stage.describe()
+        (will,) = wills[runner.source]
+        assert (will.kind, will.key.engine, will.source) == ("withdraw", "e", runner.source)
+        runner.stop()
+        await runner.stopped.wait()
+        assert wills[runner.source] == []
 
 
 # -- leaving ----------------------------------------------------------------------------------
@@ -396,16 +454,38 @@ async def test_a_policy_that_loses_its_bus_is_reported() -> None:
         assert runner.num_open == 0
 
 
+def flood(bus: MemoryBus) -> None:
+    harness = Sequencer("flood")
+    for number in range(66_000):
+        key = Key(request=f"x{number}", engine="e")
+        bus.publish(harness.wrap(RequestDescribed(), key, 0.0))
+
+
+async def test_a_policy_that_was_cut_off_once_goes_on_with_what_it_knows() -> None:
+    async with staged() as stage:
+        runner = await stage.add(Script(on_described(*STANDING)))
+        stage.engine.accept("r")
+        await stage.describe()
+        flood(stage.bus)
+        await stage.settle()
+        assert runner.statistics.failure is None
+        assert len(stage.engine.effects) == 3
+        said = [envelope.id for envelope in stage.engine.heard]
+        assert said.count(said[0]) == 2, "it asks again, since an answer may have been missed"
+        before = runner.statistics.controls
+        await stage.describe("after")
+        assert runner.statistics.controls > before
+
+
 async def test_a_policy_that_is_too_slow_to_hear_is_left_out_and_takes_back_what_it_asked() -> None:
     async with staged() as stage:
         runner = await stage.add(Script(on_described(*STANDING)))
         stage.engine.accept("r")
         await stage.describe()
         assert len(stage.engine.effects) == 3
-        harness = Sequencer("flood")
-        for number in range(66_000):
-            key = Key(request=f"x{number}", engine="e")
-            stage.bus.publish(harness.wrap(RequestDescribed(), key, 0.0))
+        flood(stage.bus)
+        await stage.settle()
+        flood(stage.bus)
         await runner.stopped.wait()
         assert runner.statistics.failure is not None
         assert runner.statistics.failure.startswith("was too slow")

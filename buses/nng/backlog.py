@@ -1,0 +1,207 @@
+"""What waits to be sent over a link, in order and within bounds.
+
+State gives way: when there is too much of it the oldest goes, and it is noted of which stream.
+Everything else stays; when there is too much of it, it is refused. Owns the bounds and the order.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from hear.buses.nng.frames import FRAME_FILL_BYTES, Item, Lost, Run
+
+_ITEM_BYTES: Final = 64  # an item that carries no message
+_MESSAGE_BYTES: Final = 64  # what a message costs beside its bytes
+_MOST_IN_A_RUN: Final = 64  # since state gives way by whole runs
+
+
+class Bounds(NamedTuple):
+    """Most messages, and most bytes of them, of each class."""
+
+    state_messages: int = 8_192
+    state_bytes: int = 32 << 20
+    reliable_messages: int = 65_536
+    reliable_bytes: int = 64 << 20
+
+
+class Receipt:
+    """Counts those who still have to take over what frame ``number`` of a sender brought."""
+
+    __slots__ = ("number", "open")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.open = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    serial: int
+    item: Any
+    size_bytes: int
+    num_messages: int = 0
+    receipt: Receipt | None = None
+
+
+class Backlog:
+    """What waits for one link."""
+
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self.bounds = bounds or Bounds()
+        self._state: deque[_Entry] = deque()
+        self._other: deque[_Entry] = deque()
+        self._state_messages = 0
+        self._state_bytes = 0
+        self._other_messages = 0
+        self._other_bytes = 0
+        self._serial = 0
+        self._lost: dict[str, None] = {}
+        self._tail: _Entry | None = None  # of single messages, as long as others may join it
+        self.dropped = 0
+        """Messages of state that gave way."""
+
+    def __bool__(self) -> bool:
+        return bool(self._state or self._other or self._lost)
+
+    def __len__(self) -> int:
+        return self._state_messages + self._other_messages
+
+    def add(self, stem: str, reliable: bool, message: bytes) -> bool:
+        """Add one message; returns False, and adds nothing, if it is a reliable one too many.
+
+        Messages that follow each other on one stem become one run.
+        """
+        size_bytes = len(message) + _MESSAGE_BYTES
+        tail = self._tail
+        if tail is not None and tail.num_messages < _MOST_IN_A_RUN and tail.item.stem == stem:
+            if reliable and self._is_full(1, size_bytes):
+                return False
+            tail.item.messages.append(message)
+            tail.num_messages += 1
+            tail.size_bytes += size_bytes
+            self._count_in(reliable, 1, size_bytes)
+        else:
+            run = Run(stem, reliable, [message])
+            if not reliable:
+                self.put_state(run, len(message))
+                self._tail = self._state[-1] if self._state else None
+                return True
+            if not self.put(run, len(message), 1):
+                return False
+            self._tail = self._other[-1]
+        if not reliable:
+            self._make_room()
+        return True
+
+    def put_state(self, run: Run, size_bytes: int) -> None:
+        """Add a run of state."""
+        count = len(run.messages)
+        size_bytes += count * _MESSAGE_BYTES
+        self._serial += 1
+        self._tail = None
+        self._state.append(_Entry(self._serial, run, size_bytes, count))
+        self._count_in(False, count, size_bytes)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        bounds = self.bounds
+        while (
+            self._state_messages > bounds.state_messages or self._state_bytes > bounds.state_bytes
+        ):
+            gone = self._state.popleft()
+            if gone is self._tail:
+                self._tail = None
+            self._count_out(gone)
+            self.dropped += gone.num_messages
+            assert isinstance(gone.item, Run)
+            self._lost[gone.item.stem] = None
+
+    def put_lost(self, stems: list[str]) -> None:
+        """Pass on that something of these streams was dropped before it came here."""
+        self._lost.update(dict.fromkeys(stems))
+
+    def put(
+        self, item: Item, size_bytes: int = 0, num_messages: int = 0, receipt: Receipt | None = None
+    ) -> bool:
+        """Add anything else; returns False, and adds nothing, if it is a message too many."""
+        size_bytes += num_messages * _MESSAGE_BYTES + _ITEM_BYTES
+        if num_messages and self._is_full(num_messages, size_bytes):
+            return False
+        self._serial += 1
+        self._tail = None
+        self._other.append(_Entry(self._serial, item, size_bytes, num_messages, receipt))
+        self._count_in(True, num_messages, size_bytes)
+        if receipt is not None:
+            receipt.open += 1
+        return True
+
+    def take(self, fill_bytes: int = FRAME_FILL_BYTES) -> tuple[list[Item], list[Receipt]]:
+        """The items of the next frame, and the receipts that its acknowledgement settles.
+
+        Runs of one stem that follow each other become one.
+        """
+        items: list[Item] = []
+        receipts: list[Receipt] = []
+        merged: Run | None = None
+        if self._lost:
+            items.append(Lost(list(self._lost)))
+            self._lost = {}
+        size_bytes = 0
+        while size_bytes < fill_bytes and (entry := self._next(fill_bytes - size_bytes, items)):
+            size_bytes += entry.size_bytes
+            if entry.receipt is not None:
+                receipts.append(entry.receipt)
+            item, last = entry.item, items[-1] if items else None
+            if isinstance(item, Run) and isinstance(last, Run) and item.stem == last.stem:
+                if last is not merged:  # the run itself may wait for other links too
+                    items[-1] = merged = Run(last.stem, last.reliable, list(last.messages))
+                merged.messages.extend(item.messages)
+            else:
+                items.append(item)
+                merged = None
+        return items, receipts
+
+    def _next(self, room_bytes: int, items: list[Item]) -> _Entry | None:
+        state, other = self._state, self._other
+        if not state and not other:
+            return None
+        queue = state if not other or (state and state[0].serial < other[0].serial) else other
+        if items and queue[0].size_bytes > room_bytes:
+            return None
+        entry = queue.popleft()
+        if entry is self._tail:
+            self._tail = None
+        self._count_out(entry)
+        return entry
+
+    def _is_full(self, num_messages: int, size_bytes: int) -> bool:
+        bounds = self.bounds
+        return (
+            self._other_messages + num_messages > bounds.reliable_messages
+            or self._other_bytes + size_bytes > bounds.reliable_bytes
+        )
+
+    def _count_in(self, reliable: bool, num_messages: int, size_bytes: int) -> None:
+        if reliable:
+            self._other_messages += num_messages
+            self._other_bytes += size_bytes
+        else:
+            self._state_messages += num_messages
+            self._state_bytes += size_bytes
+
+    def _count_out(self, entry: _Entry) -> None:
+        if isinstance(entry.item, Run) and not entry.item.reliable:
+            self._state_messages -= entry.num_messages
+            self._state_bytes -= entry.size_bytes
+        else:
+            self._other_messages -= entry.num_messages
+            self._other_bytes -= entry.size_bytes
+
+    def drop_reliable(self) -> list[Receipt]:
+        """Drop the runs that are not state; returns the receipts that were waiting for them."""
+        self._tail = None
+        runs = [entry for entry in self._other if isinstance(entry.item, Run)]
+        self._other = deque(entry for entry in self._other if not isinstance(entry.item, Run))
+        for entry in runs:
+            self._count_out(entry)
+        return [entry.receipt for entry in runs if entry.receipt is not None]

@@ -1,0 +1,576 @@
+"""``NngBus``: the bus as a process sees it that has joined a hub.
+
+Owns the readers of this process and who among them gets what came, by the same mailboxes as the
+memory bus. What is said to the hub is decided by ``member``, how bytes travel by ``wire``.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+
+from hear.buses.mailbox import STEM_TOKENS, Entry, Mailbox
+from hear.buses.nng.access import load_key
+from hear.buses.nng.backlog import Bounds
+from hear.buses.nng.frames import (
+    FRAME_FILL_BYTES,
+    MAX_MESSAGE_BYTES,
+    Answer,
+    CutOff,
+    Denied,
+    Fetch,
+    Item,
+    Lost,
+    Question,
+    Run,
+    Snapshot,
+    SnapshotFor,
+    Standing,
+    Subscribed,
+    Wanted,
+)
+from hear.buses.nng.member import Member
+from hear.buses.nng.wire import ClientWire
+from hear.clock import new_epoch
+from hear.codec import decode, encode
+from hear.errors import BusError, LaggedError, LocalProtocolError, RemoteProtocolError
+from hear.messages import Envelope
+from hear.nursery import unwrapped
+from hear.seams import BusStatistics, SnapshotProvider
+from hear.subjects import Pattern, stem_of, subject
+
+_log = structlog.get_logger("hear.bus")
+
+CONNECT_S: Final = 5.0
+"""Time that joining may take, and each question to the hub."""
+
+LEAVE_S: Final = 1.0
+"""Time that leaving may take."""
+
+DEFAULT_CAPACITY: Final = 4096
+_STANDING_S: Final = 1.0
+_IDLE_S: Final = 0.25
+_MAX_ROUTES: Final = 16_384
+
+
+class NngSubscription(Mailbox):
+    """One reader's place on a bus between processes. Made by ``NngBus.subscribe``."""
+
+    def __init__(
+        self, bus: "NngBus", number: int, patterns: Iterable[str], name: str, capacity: int
+    ) -> None:
+        super().__init__(bus, patterns, name, capacity)
+        self.number = number
+        self.joined = trio.Event()
+        self.refused = ""
+        self.fetching: set[str] = set()
+        """Streams of which a snapshot is on its way."""
+        self.parts: dict[str, list[Envelope]] = {}
+        self._withheld: set[str] = set()
+
+    @property
+    def only_state(self) -> bool:
+        """Whether it hears nothing that is reliable."""
+        return all(pattern.startswith("state.") for pattern in self.patterns)
+
+    def withhold(self, stems: Iterable[str]) -> None:
+        """Take nothing of these streams before their snapshots, which will include it."""
+        self._withheld.update(stems)
+
+    def release(self, stem: str) -> None:
+        """Take what comes of a stream again."""
+        self._withheld.discard(stem)
+
+    def put_run(self, entries: Sequence[Entry]) -> None:
+        """Take messages of one stream of state at once, unless its snapshot will include them."""
+        if not (self._withheld and entries and entries[0][1] in self._withheld):
+            super().put_run(entries)
+
+
+_Route = tuple[tuple[NngSubscription, bool], ...]
+
+
+class NngBus(trio.abc.AsyncResource):
+    """A bus between processes, joined by ``connect``."""
+
+    def __init__(self, wire: ClientWire, member: Member) -> None:
+        """Join parts that ``connect`` has made; ``run`` does the work."""
+        self._wire = wire
+        self._member = member
+        self._subscriptions: dict[int, NngSubscription] = {}  # entered and not yet left
+        self._live: dict[int, NngSubscription] = {}  # of these, the ones that get messages
+        self._routes: dict[str, _Route] = {}
+        self._providers: dict[str, SnapshotProvider] = {}
+        self._wills: dict[str, list[Run]] = {}
+        self._published = dict.fromkeys(("intent", "control", "state", "outcome"), 0)
+        self._numbers = count(1)
+        self._questions: dict[int, trio.MemorySendChannel[Answer]] = {}
+        self._serial = 0
+        self._lagged = 0
+        self._standing_s = 0.0
+        self._stood: Standing | None = None
+        self._sleeper: trio.lowlevel.Task | None = None
+        self._closed = False
+        self.unreadable = 0
+        """Messages from the bus that were no envelopes."""
+        self.denied = 0
+        """Times that the hub said that the key does not grant something."""
+
+    @property
+    def name(self) -> str:
+        """The name under which it joined."""
+        return self._member.name
+
+    # -- the seam -----------------------------------------------------------------------------
+
+    def publish(self, envelope: Envelope) -> None:
+        """Send a message to all whose patterns match. Never waits for a reader.
+
+        Raises:
+            BusError: the bus is closed, or the hub has been away for so long that no more
+                messages can be kept for it.
+            LocalProtocolError: it cannot be encoded, is too large, or of no known category.
+        """
+        if self._closed:
+            raise BusError(f"message {envelope.id} ({envelope.kind}): the bus is closed")
+        category = envelope.category
+        if category not in self._published:
+            raise LocalProtocolError(
+                f"message {envelope.id}: category {category!r}, expected one of "
+                f"{', '.join(self._published)}"
+            )
+        data = encode(envelope)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise LocalProtocolError(
+                f"message {envelope.id} ({envelope.kind}): {len(data)} bytes, expected at most "
+                f"{MAX_MESSAGE_BYTES}"
+            )
+        self._member.publish(stem_of(envelope), category != "state", data)
+        self._published[category] += 1
+        self._wake()
+
+    def subscribe(
+        self, patterns: Iterable[str], *, name: str, capacity: int = DEFAULT_CAPACITY
+    ) -> NngSubscription:
+        """Make a subscription that holds up to ``capacity`` unread messages of each class.
+
+        It is live from entering its context, which waits for the hub, to leaving it.
+
+        Raises:
+            LocalProtocolError: a pattern is not one, or the capacity is less than 1.
+            BusError: the bus is closed (also on entering, or if the hub does not answer).
+        """
+        if self._closed:
+            raise BusError(f"subscription {name!r}: the bus is closed")
+        if capacity < 1:
+            raise LocalProtocolError(
+                f"subscription {name!r}: capacity {capacity}, expected 1 or more"
+            )
+        return NngSubscription(self, next(self._numbers), patterns, name, capacity)
+
+    def provide_snapshots(self, subject: str, provider: SnapshotProvider) -> None:
+        """Name who answers for the state of one stream (a subject's stem); the last one counts.
+
+        Raises:
+            LocalProtocolError: ``subject`` is not the stem of a subject.
+            BusError: the bus is closed.
+        """
+        if self._closed:
+            raise BusError(f"snapshots of {subject!r}: the bus is closed")
+        Pattern(subject)
+        tokens = subject.split(".")
+        if len(tokens) != STEM_TOKENS or not {"*", ">"}.isdisjoint(tokens):
+            raise LocalProtocolError(
+                f"snapshots of {subject!r}: expected <category>.<tenant>.<instance>.<topic>"
+            )
+        self._providers[subject] = provider
+        self._member.provide(subject)
+        self._wake()
+
+    def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:
+        """Leave word what the hub is to publish if this process is lost without leaving.
+
+        Replaces what ``source`` left before; nothing at all ends its will.
+        """
+        self._wills[source] = [
+            Run(stem_of(e), e.category != "state", [encode(e)]) for e in envelopes
+        ]
+        self._member.set_will([run for runs in self._wills.values() for run in runs])
+        self._wake()
+
+    def statistics(self) -> BusStatistics:
+        """What this process has published, and how its subscriptions fare."""
+        return BusStatistics(
+            published=dict(self._published),
+            subscriptions=tuple(reader.statistics() for reader in self._subscriptions.values()),
+            lagged=self._lagged,
+        )
+
+    async def history(self, patterns: Iterable[str]) -> Sequence[Envelope]:
+        """The messages that the hub still remembers and that a pattern matches, oldest first.
+
+        Raises:
+            LocalProtocolError: a pattern is not one.
+            BusError: the bus is closed, or the hub did not answer in time.
+        """
+        wanted = [Pattern(text) for text in patterns]
+        heard = []
+        for part in await self._ask("history", [pattern.text for pattern in wanted]):
+            try:
+                envelope = decode(part)
+            except RemoteProtocolError:
+                self.unreadable += 1
+                continue
+            if any(pattern.matches(subject(envelope)) for pattern in wanted):
+                heard.append(envelope)
+        return heard
+
+    async def central_statistics(self) -> BusStatistics:
+        """What has passed through the hub, and how each subscription of each process fares.
+
+        Raises:
+            BusError: the bus is closed, or the hub did not answer in time.
+        """
+        (answer,) = await self._ask("statistics", [])
+        return msgspec.msgpack.decode(answer, type=BusStatistics)
+
+    async def _ask(self, about: str, patterns: list[str]) -> list[bytes]:
+        if self._closed:
+            raise BusError(f"question about {about}: the bus is closed")
+        number = next(self._numbers)
+        send, receive = trio.open_memory_channel[Answer](4096)
+        self._questions[number] = send
+        self._member.put(Question(number, about, patterns))
+        self._wake()
+        parts: list[bytes] = []
+        try:
+            with trio.move_on_after(CONNECT_S) as scope:
+                async for answer in receive:
+                    scope.deadline = trio.current_time() + CONNECT_S
+                    parts.extend(answer.parts)
+                    if answer.last:
+                        return parts
+        finally:
+            del self._questions[number]
+        raise BusError(f"the hub did not answer a question about {about} within {CONNECT_S:g} s")
+
+    async def aclose(self) -> None:
+        """Leave the bus: what was said is handed over first, for a bounded time."""
+        member = self._member
+        with trio.move_on_after(LEAVE_S, shield=True):
+            while member.phase == "joined" and not member.idle:
+                await self._step()
+            member.leave(trio.current_time())
+            while member.phase == "leaving":
+                await self._step()
+        self.close()
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    def close(self) -> None:
+        """Leave without a word: a reader gets what it has not read yet, and then ``BusError``."""
+        if self._closed:
+            return
+        self._closed = True
+        for reader in self._live.values():
+            reader.end(
+                BusError(f"subscription {reader.name!r}: the bus is closed"), keep_unread=True
+            )
+            reader.joined.set()
+        self._live.clear()
+        self._routes.clear()
+        self._providers.clear()
+        self._wire.close()
+
+    # -- for the subscriptions ----------------------------------------------------------------
+
+    async def join(self, reader: Mailbox) -> None:
+        """Enter a reader; waits until the hub has noted it."""
+        assert isinstance(reader, NngSubscription)
+        if self._closed:
+            raise BusError(f"subscription {reader.name!r}: the bus is closed")
+        self._subscriptions[reader.number] = reader
+        self._member.subscribe(reader.number, reader.name, list(reader.patterns))
+        self._wake()
+        try:
+            with trio.move_on_after(CONNECT_S):
+                await reader.joined.wait()
+            if reader.refused or not reader.joined.is_set() or self._closed:
+                why = reader.refused or (
+                    "the bus is closed" if self._closed else f"no answer in {CONNECT_S:g} s"
+                )
+                raise BusError(f"subscription {reader.name!r}: {why}")
+        except BaseException:
+            self.leave(reader)
+            raise
+
+    def leave(self, reader: Mailbox) -> None:
+        """Forget a reader."""
+        assert isinstance(reader, NngSubscription)
+        if self._subscriptions.pop(reader.number, None) is not None:
+            self._live.pop(reader.number, None)
+            self._member.unsubscribe(reader.number)
+            self._routes.clear()
+            self._wake()
+
+    def provides(self, scope: str) -> bool:
+        """Whether a snapshot may come: the hub knows, and says so if none does."""
+        return True
+
+    def snapshots(self, reader: Mailbox, wanted: Iterable[str]) -> list[Envelope]:
+        """Have snapshots sent; they come later."""
+        assert isinstance(reader, NngSubscription)
+        for scope in wanted:
+            if scope not in reader.fetching:
+                reader.fetching.add(scope)
+                self._member.put(Fetch(reader.number, scope))
+        self._wake()
+        return []
+
+    # -- the work -----------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Join, and carry messages both ways until the bus is closed.
+
+        Raises:
+            BusError: the hub refuses, or does not answer.
+        """
+        member = self._member
+        with trio.move_on_after(CONNECT_S):
+            while member.phase == "joining":
+                await self._step()
+        if not self._joined():
+            self.close()
+            why = member.refusal or f"nobody answers (waited {CONNECT_S:g} s)"
+            raise BusError(f"bus cannot be joined as {member.name!r}: {why}")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send_what_is_said)
+            task_status.started()
+            while self._joined():
+                await self._step()
+            nursery.cancel_scope.cancel()
+        self.close()
+        raise BusError(f"the hub has shut {member.name!r} out: {member.refusal}")
+
+    def _joined(self) -> bool:
+        return self._member.phase == "joined"
+
+    async def _step(self) -> None:
+        """Wait for the hub for a moment, take in what came, and say what is due."""
+        now = trio.current_time()
+        self._flush(now)
+        with trio.move_on_at(min(self._member.next_due(), now + _IDLE_S)):
+            await self._wire.readable()
+        now = trio.current_time()
+        while frames := self._wire.receive():
+            for data in frames:
+                for item in self._member.receive(data, now):
+                    self._take(item)
+            self._flush(now)
+            await trio.lowlevel.checkpoint()
+        if self._member.lost(now):
+            _log.warning("hub.silent", client=self.name)
+            self._wire.reconnect()
+            self._member.reconnected(now)
+        self._tell_standing(now)
+
+    async def _send_what_is_said(self) -> None:
+        while True:
+            self._sleeper = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+            self._flush(trio.current_time())
+
+    def _abort(self, raise_cancel: object) -> trio.lowlevel.Abort:
+        self._sleeper = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _wake(self) -> None:
+        sleeper, self._sleeper = self._sleeper, None
+        if sleeper is not None:
+            trio.lowlevel.reschedule(sleeper)
+
+    def _flush(self, now: float) -> None:
+        for data in self._member.poll(now):
+            self._wire.send(data)  # what finds no room is sent again by the link
+
+    def _tell_standing(self, now: float) -> None:
+        if now < self._standing_s + _STANDING_S or self._member.phase != "joined":
+            return
+        self._standing_s = now
+        rows = [reader.statistics() for reader in self._subscriptions.values()]
+        standing = Standing(
+            [(row.name, row.queued, row.received, row.dropped) for row in rows], self._lagged
+        )
+        if standing != self._stood:
+            self._stood = standing
+            self._member.put(standing)
+            self._wake()
+
+    # -- what the hub says --------------------------------------------------------------------
+
+    def _take(self, item: Item) -> None:
+        if isinstance(item, Run):
+            self._take_run(item)
+        elif isinstance(item, SnapshotFor):
+            self._take_snapshot(item)
+        elif isinstance(item, Wanted):
+            self._make_snapshot(item)
+        elif isinstance(item, Subscribed):
+            self._take_subscribed(item)
+        elif isinstance(item, Lost):
+            for reader in self._live.values():
+                for stem in item.stems:
+                    reader.lose(stem)
+        elif isinstance(item, CutOff):
+            _log.error("bus.cut_off", client=self.name, reason=item.reason)
+            for reader in list(self._live.values()):
+                if not reader.only_state:
+                    self._cut(reader, item.reason)
+        elif isinstance(item, Denied):
+            self.denied += 1
+            _log.error("bus.denied", client=self.name, reason=item.reason)
+        elif isinstance(item, Answer) and (asked := self._questions.get(item.number)) is not None:
+            try:
+                asked.send_nowait(item)
+            except trio.WouldBlock:
+                _log.warning("answer.dropped", client=self.name)
+
+    def _take_run(self, run: Run) -> None:
+        stem = run.stem
+        route = self._routes.get(stem)
+        if route is None:
+            route = self._find_route(stem)
+        if not route:
+            return
+        entries: list[Entry] = []
+        for message in run.messages:
+            self._serial += 1
+            try:
+                entries.append((self._serial, stem, decode(message)))
+            except RemoteProtocolError as error:
+                self._count_unreadable(error)
+        for reader, keyed in route:
+            mine = [e for e in entries if reader.matches(subject(e[2]))] if keyed else entries
+            if not run.reliable:
+                reader.put_run(mine)
+            elif not all(reader.put_reliable(entry) for entry in mine):
+                reader.lag()
+                self._drop(reader)
+
+    def _find_route(self, stem: str) -> _Route:
+        if len(self._routes) >= _MAX_ROUTES:
+            self._routes.clear()
+        route = self._routes[stem] = tuple(
+            (reader, reader.keyed()) for reader in self._live.values() if reader.covers(stem)
+        )
+        return route
+
+    def _take_subscribed(self, item: Subscribed) -> None:
+        reader = self._subscriptions.get(item.subscription)
+        if reader is None:
+            return
+        if item.refused:
+            reader.refused = item.refused
+        elif not item.complete and not reader.only_state:
+            self._cut(reader, "it was away for too long, and messages may be missing")
+        else:
+            reader.withhold(item.streams)
+            reader.fetching.clear()
+            reader.fetching.update(item.streams)
+            reader.parts.clear()
+            self._live[reader.number] = reader
+            self._routes.clear()
+        reader.joined.set()
+
+    def _take_snapshot(self, item: SnapshotFor) -> None:
+        envelopes = []
+        for message in item.messages:
+            try:
+                envelopes.append(decode(message))
+            except RemoteProtocolError as error:
+                self._count_unreadable(error)
+        for number in item.subscriptions:
+            reader = self._live.get(number)
+            if reader is None or item.stem not in reader.fetching:
+                continue
+            parts = reader.parts.setdefault(item.stem, [])
+            parts.extend(envelopes)
+            if item.last:
+                del reader.parts[item.stem]
+                reader.fetching.discard(item.stem)
+                reader.release(item.stem)
+                if parts:
+                    reader.put_snapshot(parts)
+
+    def _make_snapshot(self, item: Wanted) -> None:
+        provider = self._providers.get(item.stem)
+        parts: list[bytes] = []
+        if provider is not None:
+            try:
+                parts = [encode(envelope) for envelope in provider()]
+            except Exception:
+                _log.exception("snapshot.failed", client=self.name, stream=item.stem)
+                parts = []
+        chunk: list[bytes] = []
+        size_bytes = 0
+        for part in parts:
+            if chunk and size_bytes + len(part) > FRAME_FILL_BYTES:
+                self._member.put(Snapshot(item.stem, item.ticket, chunk, False), size_bytes)
+                chunk, size_bytes = [], 0
+            chunk.append(part)
+            size_bytes += len(part)
+        self._member.put(Snapshot(item.stem, item.ticket, chunk, True), size_bytes)
+
+    def _cut(self, reader: NngSubscription, reason: str) -> None:
+        reader.end(LaggedError(f"subscription {reader.name!r}: {reason}"), keep_unread=False)
+        self._drop(reader)
+
+    def _drop(self, reader: NngSubscription) -> None:
+        self._lagged += 1
+        self._live.pop(reader.number, None)
+        self._member.unsubscribe(reader.number)
+        self._routes.clear()
+
+    def _count_unreadable(self, error: RemoteProtocolError) -> None:
+        self.unreadable += 1
+        _log.warning("message.unreadable", client=self.name, error=str(error))
+
+
+@asynccontextmanager
+async def connect(
+    url: str, *, name: str, key: Path | None = None, bounds: Bounds | None = None
+) -> AsyncIterator[NngBus]:
+    """Join the hub at ``url`` as ``name``; leave it at the end.
+
+    Raises:
+        ConfigError: the address or the key file cannot be used.
+        BusError: the hub does not answer, or refuses this name or key.
+    """
+    key_file = None if key is None else load_key(key)
+    wire = ClientWire(url, key_file.tls if key_file and url.startswith("tls") else None)
+    member = Member(
+        name,
+        session=f"{new_epoch()}-{secrets.token_hex(8)}",
+        now=trio.current_time(),
+        key=key_file,
+        bounds=bounds,
+    )
+    bus = NngBus(wire, member)
+    try:
+        with unwrapped():
+            async with trio.open_nursery() as nursery:
+                try:
+                    await nursery.start(bus.run)
+                except BusError as error:
+                    raise BusError(f"{url}: {error}") from error
+                try:
+                    yield bus
+                finally:
+                    nursery.cancel_scope.cancel()
+    finally:
+        await bus.aclose()

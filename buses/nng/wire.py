@@ -1,0 +1,211 @@
+"""Bytes over nng. The only place that knows pynng.
+
+nng's own ways of waiting are slow under trio and do not see cancellation while traffic flows, so
+both ends wait for the descriptor that tells of messages, and then take without waiting what is
+there. Sockets are closed before the process ends: nng's threads do not survive the interpreter.
+
+The hub has one socket for all its peers. nng keeps at most three messages for one connection of it
+and silently drops more, which is why the link above has a window.
+"""
+
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final
+
+import pynng
+import trio
+
+from hear.buses.nng.access import TlsFiles
+from hear.buses.nng.frames import MAX_FRAME_BYTES
+from hear.errors import BusError, ConfigError
+
+_RECONNECT_MIN_MS: Final = 20
+_RECONNECT_MAX_MS: Final = 200
+_QUEUE: Final = 128
+_MOST_AT_ONCE: Final = 64
+_SCHEMES: Final = ("ipc", "tcp", "tls+tcp")
+
+
+def _check(url: str, tls: TlsFiles | None) -> None:
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in _SCHEMES or not rest:
+        raise ConfigError(
+            f"bus {url!r}: expected ipc://PATH, tcp://HOST:PORT or tls+tcp://HOST:PORT"
+        )
+    if (scheme == "tls+tcp") is (tls is None):
+        more = "needs certificates in the key file" if tls is None else "takes no certificates"
+        raise ConfigError(f"bus {url!r}: {scheme} {more}")
+
+
+def _tls_config(tls: TlsFiles | None, *, server: bool) -> pynng.TLSConfig | None:
+    if tls is None:
+        return None
+    try:
+        return pynng.TLSConfig(
+            pynng.TLSConfig.MODE_SERVER if server else pynng.TLSConfig.MODE_CLIENT,
+            server_name=None if server else tls.server_name,
+            auth_mode=pynng.TLSConfig.AUTH_MODE_REQUIRED,
+            ca_files=[tls.authority],
+            cert_key_file=tls.certificate,
+        )
+    except (pynng.NNGException, OSError) as error:
+        raise ConfigError(
+            f"certificates {tls.certificate} and {tls.authority} cannot be used: {error}"
+        ) from error
+
+
+class ClientWire:
+    """A connection to the hub that comes back by itself."""
+
+    def __init__(self, url: str, tls: TlsFiles | None = None) -> None:
+        """Begin to connect.
+
+        Raises:
+            ConfigError: the address or a certificate cannot be used.
+        """
+        _check(url, tls)
+        self._url = url
+        self._tls = _tls_config(tls, server=False)
+        self._socket = self._dial()
+
+    def _dial(self) -> pynng.Pair1:
+        try:
+            socket = pynng.Pair1(
+                recv_buffer_size=_QUEUE,
+                send_buffer_size=_QUEUE,
+                recv_max_size=2 * MAX_FRAME_BYTES,
+                reconnect_time_min=_RECONNECT_MIN_MS,
+                reconnect_time_max=_RECONNECT_MAX_MS,
+                tls_config=self._tls,
+            )
+            try:
+                socket.dial(self._url, block=False)
+            except BaseException:
+                socket.close()
+                raise
+        except (pynng.NNGException, ValueError) as error:
+            raise ConfigError(f"bus {self._url!r} cannot be dialled: {error}") from error
+        return socket
+
+    async def readable(self) -> None:
+        """Wait until something has come."""
+        await trio.lowlevel.wait_readable(self._socket.recv_fd)
+
+    def receive(self) -> list[bytes]:
+        """What has come; up to 64 frames at once."""
+        got: list[bytes] = []
+        try:
+            while len(got) < _MOST_AT_ONCE:
+                got.append(self._socket.recv(block=False))
+        except pynng.TryAgain:
+            pass
+        return got
+
+    def send(self, data: bytes) -> bool:
+        """Send without waiting; returns False if there is no room, and the data is not sent."""
+        try:
+            self._socket.send(data, block=False)
+        except pynng.TryAgain:
+            return False
+        return True
+
+    def reconnect(self) -> None:
+        """Give up the connection, for one that stands only in appearance."""
+        self.close()
+        self._socket = self._dial()
+
+    def close(self) -> None:
+        """Close the socket."""
+        _close(self._socket)
+
+
+class HubWire:
+    """One socket for all who join. A connection is a number."""
+
+    def __init__(self, url: str, tls: TlsFiles | None = None) -> None:
+        """Begin to listen.
+
+        Raises:
+            ConfigError: the address or a certificate cannot be used.
+            BusError: the address is in use.
+        """
+        _check(url, tls)
+        self._pipes: dict[int, Any] = {}
+        self._gone: deque[int] = deque()  # filled by a thread of nng, emptied by ours
+        config = _tls_config(tls, server=True)
+        try:
+            self._socket = pynng.Pair1(
+                polyamorous=True,
+                recv_buffer_size=_QUEUE,
+                send_buffer_size=_QUEUE,
+                recv_max_size=2 * MAX_FRAME_BYTES,
+                tls_config=config,
+            )
+            self._socket.add_post_pipe_remove_cb(lambda pipe: self._gone.append(pipe.id))
+            try:
+                self._socket.listen(url)
+            except BaseException:
+                self._socket.close()
+                raise
+        except pynng.AddressInUse as error:
+            raise BusError(f"bus {url!r}: the address is in use") from error
+        except (pynng.NNGException, ValueError) as error:
+            raise ConfigError(f"bus {url!r} cannot be listened on: {error}") from error
+
+    async def readable(self) -> None:
+        """Wait until something has come."""
+        await trio.lowlevel.wait_readable(self._socket.recv_fd)
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """What has come, and over which connection; up to 64 frames at once."""
+        got: list[tuple[int, bytes]] = []
+        try:
+            while len(got) < _MOST_AT_ONCE:
+                message = self._socket.recv_msg(block=False)
+                pipe = message.pipe
+                if pipe is not None:
+                    number = pipe.id
+                    self._pipes[number] = pipe
+                    got.append((number, message.bytes))
+        except pynng.TryAgain:
+            pass
+        return got
+
+    def send(self, connection: int, data: bytes) -> bool:
+        """Send without waiting; returns False if it cannot be sent."""
+        pipe = self._pipes.get(connection)
+        if pipe is None:
+            return False
+        try:
+            self._socket.send_msg(pynng.Message(data, pipe), block=False)
+        except pynng.TryAgain:
+            return False
+        except pynng.NNGException:  # the connection has gone
+            return False
+        return True
+
+    def closed(self) -> list[int]:
+        """The connections that have gone since this was asked last."""
+        gone = []
+        while self._gone:
+            number = self._gone.popleft()
+            if self._pipes.pop(number, None) is not None:
+                gone.append(number)
+        return gone
+
+    def close_connection(self, connection: int) -> None:
+        """Close one connection."""
+        pipe = self._pipes.pop(connection, None)
+        if pipe is not None:
+            with suppress(pynng.NNGException):  # it may have gone by itself
+                pipe.close()
+
+    def close(self) -> None:
+        """Close the socket and all connections."""
+        _close(self._socket)
+
+
+def _close(socket: pynng.Pair1) -> None:
+    with suppress(RuntimeError):  # outside of trio, where nobody waits
+        trio.lowlevel.notify_closing(socket.recv_fd)
+    socket.close()

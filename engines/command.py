@@ -1,0 +1,102 @@
+"""``hear run engine``: one engine and its worker in a process of their own."""
+
+import argparse
+from pathlib import Path
+
+import trio
+
+from hear import plugins
+from hear.cli import Command
+from hear.clock import new_epoch
+from hear.connection import add_bus_arguments, connected, run_directory, run_until_signal
+from hear.engines.ledger import Ledger
+from hear.engines.simulated import serving
+from hear.engines.worker import EngineWorker
+from hear.errors import ConfigError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("name", help="name of the engine, which no other on the bus has")
+    parser.add_argument(
+        "--kind",
+        default="simulated",
+        help=f"one of {', '.join(plugins.names('engines'))} (simulated)",
+    )
+    parser.add_argument(
+        "--profile",
+        default="h100-qwen3-8b",
+        metavar="NAME|FILE",
+        help="what to simulate (h100-qwen3-8b)",
+    )
+    parser.add_argument("--block-size", type=int, default=512, help="tokens in a block (512)")
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="where it takes requests: sim+unix://PATH or sim+tcp://HOST:PORT (a socket)",
+    )
+    parser.add_argument(
+        "--ranks",
+        default="",
+        metavar="POLICY=N,...",
+        help="ranks of policies in arbitration; higher prevails (0 for all)",
+    )
+    parser.add_argument(
+        "--ledger",
+        type=Path,
+        metavar="FILE",
+        help="what became of operations, so that none acts twice if this process is killed",
+    )
+    add_bus_arguments(parser)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Carry out the command."""
+    name: str = namespace.name
+    endpoint = namespace.endpoint or f"sim+unix://{run_directory()}/{name}.engine"
+    if not 1 <= namespace.block_size <= 1 << 20:
+        raise ConfigError(f"--block-size {namespace.block_size}: expected 1 to {1 << 20} tokens")
+    ranks = _ranks(namespace.ranks)
+    backend = plugins.load("engines", namespace.kind)(
+        namespace.profile, block_size=namespace.block_size, name=name
+    )
+    ledger = None if namespace.ledger is None else Ledger(namespace.ledger)
+
+    async def main(stopping: trio.Event) -> int:
+        async with (
+            connected(namespace.bus, name=name, key=namespace.key) as bus,
+            trio.open_nursery() as nursery,
+        ):
+            run_directory().mkdir(parents=True, exist_ok=True)
+            told = await nursery.start(serving.serve, backend, endpoint)
+            worker = EngineWorker(
+                bus,
+                backend,
+                name=name,
+                ranks=ranks,
+                epoch=new_epoch(),
+                ledger=ledger,
+                endpoint=told,
+            )
+            await nursery.start(worker.run)
+            await stopping.wait()
+            nursery.cancel_scope.cancel()
+        return 0
+
+    return run_until_signal(main)
+
+
+def _ranks(text: str) -> dict[str, int]:
+    ranks: dict[str, int] = {}
+    for word in filter(None, text.split(",")):
+        policy, equals, number = word.rpartition("=")
+        try:
+            ranks[policy] = int(number)
+        except ValueError:
+            equals = ""
+        if not (policy and equals):
+            raise ConfigError(f"--ranks {word!r}: expected POLICY=NUMBER, as in cache-aware=2")
+    return ranks
+
+
+RUN = Command("one engine, with the worker that joins it to a bus", configure, run)

@@ -1,0 +1,165 @@
+"""What became of each operation, on disk, so that a worker that is killed acts on none twice.
+
+A worker notes an operation before it acts, and its end before it tells of it. The one that comes
+after reads that some have ended, and answers the same again; and that others have begun, and fails
+them as ``engine_restarted``. What is written survives the process, not the machine: a power cut may
+cost the last entries.
+
+Owns the file. It must not know what a control does.
+"""
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from hear.errors import ConfigError
+from hear.intake import Answer
+from hear.messages import Key, OperationOutcome
+
+_LENGTH_BYTES: Final = 4
+_MAX_ENTRY_BYTES: Final = 1 << 20
+_OPEN: Final = ("accepted",)
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    key: Key
+    outcome: OperationOutcome | None
+    control: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Entry)
+
+
+class Ledger:
+    """The operations of one engine, across the lives of its workers."""
+
+    def __init__(self, path: Path, *, remember: int = 65_536) -> None:
+        """Open the ledger at ``path``, and read what is there.
+
+        Args:
+            remember: ends that are kept; must cover the time for which senders ask again.
+
+        Raises:
+            ConfigError: the file cannot be opened, or is another's.
+        """
+        self.path = path
+        self._remember = remember
+        self._begun: dict[str, tuple[Key, str]] = {}
+        self._ended: OrderedDict[str, Answer] = OrderedDict()
+        self._num_entries = 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._read()
+        except OSError as error:
+            raise ConfigError(f"ledger {path}: cannot be used: {error.strerror}") from error
+
+    @property
+    def ended(self) -> list[Answer]:
+        """How operations have ended, oldest first."""
+        return list(self._ended.values())
+
+    def fail_interrupted(self) -> list[Answer]:
+        """End what an earlier worker had begun and did not end; returns how, to be told."""
+        answers = [
+            Answer(
+                key,
+                OperationOutcome(
+                    status="failed",
+                    control=control,
+                    reason="engine_restarted",
+                    detail="its worker was lost",
+                ),
+            )
+            for key, control in self._begun.values()
+        ]
+        for answer in answers:
+            self.note(answer)
+        return answers
+
+    def begin(self, key: Key, control: str) -> None:
+        """Note an operation that is about to be acted on.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if key.operation is not None and key.operation not in self._begun:
+            self._write(_Entry(key, None, control))
+            self._begun[key.operation] = key, control
+
+    def note(self, answer: Answer) -> None:
+        """Note an answer that is about to be told.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        key, outcome = answer.key, answer.outcome
+        if outcome.status in _OPEN:
+            self.begin(key, outcome.control)
+        elif key.operation is not None and key.operation not in self._ended:
+            self._write(_Entry(key, outcome, outcome.control))
+            self._take(key, answer)
+            if self._num_entries > 4 * self._remember + 2 * len(self._begun):
+                self._rewrite()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    # -- the file -----------------------------------------------------------------------------
+
+    def _take(self, key: Key, answer: Answer) -> None:
+        assert key.operation is not None
+        self._begun.pop(key.operation, None)
+        self._ended[key.operation] = answer
+        if len(self._ended) > self._remember:
+            self._ended.popitem(last=False)
+
+    def _write(self, entry: _Entry) -> None:
+        data = _encoder.encode(entry)
+        os.write(self._file, len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+        self._num_entries += 1
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        at = 0
+        while at + _LENGTH_BYTES <= len(data):
+            size = int.from_bytes(data[at : at + _LENGTH_BYTES], "big")
+            end = at + _LENGTH_BYTES + size
+            if size > _MAX_ENTRY_BYTES:
+                raise ConfigError(f"ledger {self.path}: no entry of a ledger at byte {at}")
+            if end > len(data):
+                break
+            try:
+                entry = _decoder.decode(data[at + _LENGTH_BYTES : end])
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"ledger {self.path}: no entry of a ledger at byte {at}: {error}"
+                ) from error
+            self._num_entries += 1
+            if entry.outcome is not None:
+                self._take(entry.key, Answer(entry.key, entry.outcome))
+            elif entry.key.operation is not None:
+                self._begun[entry.key.operation] = entry.key, entry.control
+            at = end
+        if at < len(data):
+            # The last worker was killed as it wrote. What it wrote of it was never told to anyone.
+            os.ftruncate(self._file, at)
+
+    def _rewrite(self) -> None:
+        """Leave out what is no longer remembered."""
+        entries = [_Entry(a.key, a.outcome, a.outcome.control) for a in self._ended.values()]
+        entries += [_Entry(key, None, control) for key, control in self._begun.values()]
+        beside = self.path.with_name(f"{self.path.name}.new")
+        with beside.open("wb") as file:
+            for entry in entries:
+                data = _encoder.encode(entry)
+                file.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+        beside.replace(self.path)
+        os.close(self._file)
+        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
+        self._num_entries = len(entries)

@@ -1,0 +1,249 @@
+"""The data path of a simulated engine between processes: requests in, results out.
+
+An engine listens at ``sim+unix://PATH`` or ``sim+tcp://HOST:PORT``. On the wire each message is
+four bytes of length, big-endian, and so many bytes of MessagePack: from the client a pair of number
+and ``InferenceRequest``, from the engine number, ``InferenceResult`` or nil, and an error.
+A client that hangs up takes its requests with it, as one of a real engine does.
+
+Times in a result are of the engine's clock, which processes of a deployment share.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+
+from hear.errors import ConfigError, EngineError
+from hear.nursery import unwrapped
+from hear.seams import InferenceClient, InferenceRequest, InferenceResult
+
+_log = structlog.get_logger("hear.engine")
+
+CONNECT_S: Final = 5.0
+_LENGTH_BYTES: Final = 4
+_MAX_BYTES: Final = 64 << 20
+_CHUNK: Final = 64 << 10
+_UNIX: Final = "sim+unix://"
+_TCP: Final = "sim+tcp://"
+
+_requests = msgspec.msgpack.Decoder(tuple[int, InferenceRequest])
+_results = msgspec.msgpack.Decoder(tuple[int, InferenceResult | None, str])
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+
+def _parse(endpoint: str) -> _Address:
+    if endpoint.startswith(_UNIX) and len(endpoint) > len(_UNIX):
+        return _Address(path=endpoint.removeprefix(_UNIX))
+    host, colon, port = endpoint.removeprefix(_TCP).rpartition(":")
+    if endpoint.startswith(_TCP) and colon and host and port.isdecimal() and int(port) < 65_536:
+        return _Address(host=host, port=int(port))
+    raise ConfigError(
+        f"endpoint {endpoint!r}: expected {_UNIX}PATH or {_TCP}HOST:PORT of a simulated engine"
+    )
+
+
+async def serve(
+    engine: InferenceClient,
+    endpoint: str,
+    *,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an engine at ``endpoint`` until cancelled. Tells the address, with the port it got.
+
+    Raises:
+        ConfigError: the address cannot be used, or is in use.
+    """
+    address = _parse(endpoint)
+    try:
+        if address.path:
+            listeners: list[trio.SocketListener] = [await _listen(address.path)]
+        else:
+            listeners = await trio.open_tcp_listeners(address.port, host=address.host)
+    except OSError as error:
+        raise ConfigError(f"endpoint {endpoint!r}: cannot be listened on: {error}") from error
+    told = endpoint
+    if not address.path:
+        told = f"{_TCP}{address.host}:{listeners[0].socket.getsockname()[1]}"
+    try:
+        async with trio.open_nursery() as nursery:
+            for listener in listeners:
+                nursery.start_soon(trio.serve_listeners, partial(_converse, engine), [listener])
+            task_status.started(told)
+    finally:
+        if address.path:
+            with trio.CancelScope(shield=True):
+                await trio.Path(address.path).unlink(missing_ok=True)
+
+
+async def _listen(path: str) -> trio.SocketListener:
+    sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+    try:
+        await sock.bind(path)
+    except OSError:
+        if not await _is_stale(path):
+            raise
+        await trio.Path(path).unlink()
+        await sock.bind(path)
+    sock.listen(128)
+    return trio.SocketListener(sock)
+
+
+async def _is_stale(path: str) -> bool:
+    """Whether a socket is there that nobody listens on: its engine was killed."""
+    if not await trio.Path(path).is_socket():
+        return False
+    try:
+        stream = await trio.open_unix_socket(path)
+    except OSError:
+        return True
+    await stream.aclose()
+    return False
+
+
+async def _converse(engine: InferenceClient, stream: trio.SocketStream) -> None:
+    try:
+        async with stream, trio.open_nursery() as nursery:
+            lock = trio.Lock()
+            async for data in _messages(stream):
+                number, request = _requests.decode(data)
+                nursery.start_soon(_answer, engine, number, request, stream, lock)
+            nursery.cancel_scope.cancel()
+    except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+        pass  # the client hung up
+    except* (msgspec.MsgspecError, EngineError) as group:
+        _log.warning("request.unreadable", error=str(group.exceptions[0]))
+
+
+async def _answer(
+    engine: InferenceClient,
+    number: int,
+    request: InferenceRequest,
+    stream: trio.SocketStream,
+    lock: trio.Lock,
+) -> None:
+    result: InferenceResult | None = None
+    error = ""
+    try:
+        result = await engine.generate(request)
+    except EngineError as failure:
+        error = str(failure)
+    async with lock:
+        await _send(stream, msgspec.msgpack.encode((number, result, error)))
+
+
+class SimulatedClient:
+    """The far end of a simulated engine's data path. Made by ``connect``."""
+
+    def __init__(self, endpoint: str, stream: trio.SocketStream) -> None:
+        self._endpoint = endpoint
+        self._stream = stream
+        self._lock = trio.Lock()
+        self._numbers = count(1)
+        self._waiting: dict[int, trio.Event] = {}
+        self._results: dict[int, tuple[InferenceResult | None, str]] = {}
+        self._gone = False
+
+    async def generate(self, request: InferenceRequest) -> InferenceResult:
+        """Send a request and wait for its last token, or for its refusal.
+
+        Raises:
+            EngineError: the engine refuses the request as such, or has gone.
+        """
+        if self._gone:
+            raise EngineError(f"{self._endpoint}: the engine has hung up")
+        number = next(self._numbers)
+        event = self._waiting[number] = trio.Event()
+        try:
+            async with self._lock:
+                await _send(self._stream, msgspec.msgpack.encode((number, request)))
+            await event.wait()
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise EngineError(f"{self._endpoint}: the engine has hung up") from error
+        finally:
+            del self._waiting[number]
+        result, why = self._results.pop(number, (None, "the engine has hung up"))
+        if result is None:
+            raise EngineError(f"{self._endpoint}: request {request.id!r}: {why}")
+        return result
+
+    async def listen(self) -> None:
+        """Take in results until the engine hangs up."""
+        try:
+            async for data in _messages(self._stream):
+                number, result, error = _results.decode(data)
+                if number in self._waiting:
+                    self._results[number] = result, error
+                    self._waiting[number].set()
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, EngineError):
+            pass
+        except msgspec.MsgspecError as error:
+            _log.warning("result.unreadable", endpoint=self._endpoint, error=str(error))
+        finally:
+            self._gone = True
+            for event in self._waiting.values():
+                event.set()
+
+
+@asynccontextmanager
+async def connect(endpoint: str) -> AsyncIterator[SimulatedClient]:
+    """Reach the simulated engine at ``endpoint``.
+
+    Raises:
+        ConfigError: this is no address of one.
+        EngineError: nobody listens there.
+    """
+    address = _parse(endpoint)
+    dial: Callable[[], Awaitable[trio.SocketStream]]
+    if address.path:
+        dial = partial(trio.open_unix_socket, address.path)
+    else:
+        dial = partial(trio.open_tcp_stream, address.host, address.port)
+    try:
+        with trio.fail_after(CONNECT_S):
+            stream = await dial()
+    except (OSError, trio.TooSlowError) as error:
+        raise EngineError(f"{endpoint}: nobody listens there: {error}") from error
+    client = SimulatedClient(endpoint, stream)
+    with unwrapped():
+        async with stream, trio.open_nursery() as nursery:
+            nursery.start_soon(client.listen)
+            try:
+                yield client
+            finally:
+                nursery.cancel_scope.cancel()
+
+
+async def _send(stream: trio.SocketStream, data: bytes) -> None:
+    await stream.send_all(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+
+
+async def _messages(stream: trio.SocketStream) -> AsyncIterator[bytes]:
+    """The messages that come, until the other end hangs up."""
+    buffer = bytearray()
+    while True:
+        while len(buffer) >= _LENGTH_BYTES:
+            size = int.from_bytes(buffer[:_LENGTH_BYTES], "big")
+            if size > _MAX_BYTES:
+                raise EngineError(f"a message of {size} bytes, expected at most {_MAX_BYTES}")
+            end = _LENGTH_BYTES + size
+            if len(buffer) < end:
+                break
+            data = bytes(buffer[_LENGTH_BYTES:end])
+            del buffer[:end]
+            yield data
+        chunk = await stream.receive_some(_CHUNK)
+        if not chunk:
+            return
+        buffer += chunk

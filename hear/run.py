@@ -1,0 +1,33 @@
+"""``hear run``: one part of a cluster in this process, found through entry points."""
+
+import argparse
+import sys
+
+from hear import plugins
+from hear.cli import Command
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add each part."""
+    parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
+    for name in plugins.names("run"):
+        part: Command = plugins.load("run", name)
+        sub = parts.add_parser(name, help=part.help, description=part.help)
+        part.configure(sub)
+        sub.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
+        sub.set_defaults(run_part=part.run)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Carry out the command."""
+    from hear.connection import end_with_standard_input
+    from hear.log import to_stderr
+
+    to_stderr()
+    if namespace.with_parent:
+        end_with_standard_input(sys.stdin.fileno())
+    code: int = namespace.run_part(namespace)
+    return code
+
+
+COMMAND = Command("run one part of a cluster: the bus, an engine or a policy", configure, run)

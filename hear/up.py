@@ -1,0 +1,198 @@
+"""``hear up``: a whole cluster, each part in a process of its own, kept running.
+
+Reads ``cluster.toml`` and makes the command line of each part (``hear run ...``); what keeps them
+running is ``hear.supervisor``. Without a file it starts a small cluster to try things out.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import structlog
+import trio
+from msgspec import Meta, Struct
+
+from hear import plugins
+from hear.cli import Command
+from hear.codec import open_body
+from hear.config import load_toml, where
+from hear.connection import connected, default_url, run_directory, run_until_signal
+from hear.engine_view import EngineViews
+from hear.errors import BusError, ConfigError
+from hear.log import to_stderr
+from hear.seams import Bus
+from hear.supervisor import Part, Supervisor
+
+_log = structlog.get_logger("hear.up")
+
+READY_S: Final = 15.0
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_\-./+:]{1,128}$")]
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[[engine]]``. Without a name it gets ``engine0``, ``engine1``, ..."""
+
+    name: _Name | None = None
+    kind: str = "simulated"
+    profile: str = "h100-qwen3-8b"
+    block_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 512
+    endpoint: str | None = None
+
+
+class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[[policy]]``. A higher rank prevails in arbitration; without one, the earlier does."""
+
+    policy: str
+    name: _Name | None = None
+    rank: int | None = None
+
+
+class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster."""
+
+    bus: str | None = None
+    keys: str | None = None
+    """Keyring of the hub, and with it ``key``: the key of the parts that are started here."""
+    key: str | None = None
+    state: str | None = None
+    """Folder for what has to survive a restart; by default beside the sockets."""
+    engine: tuple[EngineConfig, ...] = ()
+    policy: tuple[PolicyConfig, ...] = ()
+
+
+DEFAULT: Final = ClusterConfig(
+    engine=(EngineConfig(), EngineConfig()),
+    policy=(PolicyConfig(policy="cache-aware"), PolicyConfig(policy="guard:40")),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument(
+        "config",
+        nargs="?",
+        type=Path,
+        metavar="cluster.toml",
+        help="what to start; without it, two simulated engines, cache-aware and guard:40",
+    )
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Carry out the command."""
+    to_stderr()
+    path: Path | None = namespace.config
+    config = DEFAULT if path is None else load_toml(path, ClusterConfig)
+    url, parts = plan(config, path)
+
+    async def main(stopping: trio.Event) -> int:
+        supervisor = Supervisor(
+            on_start=lambda part, pid: _log.info("part.started", part=part.name, pid=pid)
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.run, parts)
+            nursery.start_soon(_tell_when_ready, url, config, path)
+            await stopping.wait()
+            nursery.cancel_scope.cancel()
+        return 0
+
+    return run_until_signal(main)
+
+
+def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
+    """The address of the bus, and the parts of a cluster.
+
+    Raises:
+        ConfigError: two parts have one name, or something cannot be used.
+    """
+    url = config.bus or default_url()
+    base = path.parent if path is not None else Path()
+    state = base / config.state if config.state else run_directory() / "state"
+    if (config.keys is None) is not (config.key is None):
+        raise ConfigError(f"{path}: keys and key go together: one for the hub, one for the parts")
+    key = [] if config.key is None else ["--key", str(base / config.key)]
+    names = engine_names(config)
+    policies = _policies(config, path)
+    taken: dict[str, str] = {}
+    for name, kind in [(n, "engine") for n in names] + [(n, "policy") for n, _, _ in policies]:
+        if name in taken:
+            at = where(path, f"{kind}[0].name") if path is not None else "default"
+            raise ConfigError(f"{at}: two parts are named {name!r}, a {taken[name]} and a {kind}")
+        taken[name] = kind
+    parts = [
+        _part("bus", ["--bus", url] + (["--keys", str(base / config.keys)] if config.keys else []))
+    ]
+    ranks = ",".join(f"{name}={rank}" for name, rank, _ in policies)
+    for name, engine in zip(names, config.engine, strict=True):
+        arguments = [name, "--bus", url, *key, "--kind", engine.kind, "--profile", engine.profile]
+        arguments += [
+            "--block-size",
+            str(engine.block_size),
+            "--ledger",
+            str(state / f"{name}.ledger"),
+        ]
+        arguments += ["--endpoint", engine.endpoint] if engine.endpoint else []
+        arguments += ["--ranks", ranks] if ranks else []
+        parts.append(_part("engine", arguments, name))
+    for name, _, spec in policies:
+        parts.append(_part("policy", [spec, "--name", name, "--bus", url, *key], name))
+    return url, parts
+
+
+def engine_names(config: ClusterConfig) -> list[str]:
+    """The names of the engines of a cluster."""
+    return [engine.name or f"engine{place}" for place, engine in enumerate(config.engine)]
+
+
+def _policies(config: ClusterConfig, path: Path | None) -> list[tuple[str, int, str]]:
+    """Name, rank and spec of each policy."""
+    parse = plugins.load("parts", "policy-spec")
+    found = []
+    for place, policy in enumerate(config.policy):
+        try:
+            made = parse(policy.policy).make()
+        except ConfigError as error:
+            at = where(path, f"policy[{place}].policy") if path is not None else "default"
+            raise ConfigError(f"{at}: {error}") from error
+        if len(made) != 1:
+            at = where(path, f"policy[{place}].policy") if path is not None else "default"
+            raise ConfigError(f"{at}: {policy.policy!r}, expected one policy in each [[policy]]")
+        rank = len(config.policy) - place if policy.rank is None else policy.rank
+        found.append((policy.name or made[0].name, rank, policy.policy))
+    return found
+
+
+def _part(kind: str, arguments: list[str], name: str | None = None) -> Part:
+    command = (sys.executable, "-m", "hear.cli", "run", kind, *arguments, "--with-parent")
+    return Part(name or kind, command)
+
+
+async def _tell_when_ready(url: str, config: ClusterConfig, path: Path | None) -> None:
+    expected = set(engine_names(config))
+    key = None
+    if config.key is not None:
+        key = (path.parent if path is not None else Path()) / config.key
+    with trio.move_on_after(READY_S):
+        while True:
+            try:
+                async with connected(url, name=f"up-{trio.current_time():.6f}", key=key) as bus:
+                    await _hear_engines(bus, expected)
+                _log.info("cluster.ready", bus=url, engines=sorted(engine_names(config)))
+                return
+            except BusError:
+                await trio.sleep(0.1)
+    _log.warning("cluster.not_ready", bus=url, missing=sorted(expected), after_s=READY_S)
+
+
+async def _hear_engines(bus: Bus, expected: set[str]) -> None:
+    views = EngineViews()
+    async with bus.subscribe(["state.*.*.capabilities.>"], name="up") as subscription:
+        while expected:
+            for envelope in await subscription.receive():
+                message = open_body(envelope)
+                if message is not None:
+                    views.apply(envelope, message)
+                expected.discard(envelope.key.engine or "")
+
+
+COMMAND = Command("start a cluster: bus, engines and policies, each kept running", configure, run)

@@ -1,0 +1,99 @@
+"""The ledger across the lives of workers."""
+
+from pathlib import Path
+
+import pytest
+
+from hear.engines.ledger import Ledger
+from hear.errors import ConfigError
+from hear.intake import Answer
+from hear.messages import Key, OperationOutcome, OperationStatus
+
+
+def answer(id: str, status: OperationStatus = "completed", reason: str = "") -> Answer:
+    outcome = OperationOutcome(status=status, control="prioritise", reason=reason)
+    return Answer(Key(operation=id, request="r", engine="e0"), outcome)
+
+
+def test_ends_are_known_to_the_next_in_order(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "deep" / "e0")
+    answers = [answer("a"), answer("b", "rejected", "outranked"), answer("c", "failed", "deadline")]
+    for one in answers:
+        first.note(one)
+    first.note(answer("a", "failed"))  # an operation ends once
+    first.close()
+    assert Ledger(first.path).ended == answers
+
+
+def test_what_was_begun_or_accepted_and_did_not_end_is_failed_by_the_next_and_once(
+    tmp_path: Path,
+) -> None:
+    first = Ledger(tmp_path / "e0")
+    first.begin(Key(operation="acting", context="c"), "retain")
+    first.note(answer("kept", "accepted"))
+    first.begin(Key(operation="done", request="r"), "hold")
+    first.note(answer("done"))
+    first.close()
+    second = Ledger(first.path)
+    failed = second.fail_interrupted()
+    assert [(a.key.operation, a.outcome.control) for a in failed] == [
+        ("acting", "retain"),
+        ("kept", "prioritise"),
+    ]
+    assert {(a.outcome.status, a.outcome.reason) for a in failed} == {
+        ("failed", "engine_restarted")
+    }
+    assert failed[0].key.context == "c"
+    second.close()
+    third = Ledger(first.path)
+    assert third.fail_interrupted() == []
+    assert [a.key.operation for a in third.ended] == ["done", "acting", "kept"]
+
+
+def test_a_kill_in_mid_write_costs_the_last_entry_alone(tmp_path: Path) -> None:
+    path = tmp_path / "e0"
+    whole = Ledger(path)
+    whole.note(answer("a"))
+    size = path.stat().st_size
+    whole.note(answer("b"))
+    whole.close()
+    data = path.read_bytes()
+    for cut in range(len(data)):
+        left = ["a"] if cut >= size else []
+        path.write_bytes(data[:cut])
+        after = Ledger(path)
+        assert [a.key.operation for a in after.ended] == left
+        after.note(answer("c"))
+        after.close()
+        again = Ledger(path)
+        assert [a.key.operation for a in again.ended] == [*left, "c"]
+        again.close()
+
+
+def test_only_so_many_ends_are_kept_in_memory_and_on_disk(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "e0", remember=10)
+    ledger.begin(Key(operation="open"), "retain")
+    largest = 0
+    for number in range(1000):
+        ledger.note(answer(str(number)))
+        largest = max(largest, ledger.path.stat().st_size)
+    assert [a.key.operation for a in ledger.ended] == [str(n) for n in range(990, 1000)]
+    assert largest < 6_000
+    ledger.close()
+    after = Ledger(ledger.path, remember=10)
+    assert [a.key.operation for a in after.ended] == [str(n) for n in range(990, 1000)]
+    assert [a.key.operation for a in after.fail_interrupted()] == ["open"]
+
+
+@pytest.mark.parametrize("content", [b"hello world, this is no ledger", b"\0\0\0\4abcd"])
+def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "e0"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"ledger {path}"):
+        Ledger(path)
+    assert path.read_bytes() == content
+
+
+def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Ledger(tmp_path)
