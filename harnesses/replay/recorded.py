@@ -24,6 +24,7 @@ from hear.messages import BlocksStored, CapabilitiesReported, CostsReported, Res
 from hear.recording import Heard, opened
 
 SUFFIX: Final = ".hear"
+_APART_S: Final = 1e-6
 _SETTLED_S: Final = 1.0  # an engine may report what it stored a moment after the request has ended
 
 
@@ -61,7 +62,7 @@ def load(
         why = f" ({'; '.join(remarks)})" if remarks else ""
         raise ConfigError(f"{path}: holds no request that can be served again{why}")
     contexts: dict[str, list[HeardRequest]] = {}
-    for request in sorted(usable, key=lambda r: r.sent_s):
+    for request in _in_order(usable):
         contexts.setdefault(request.context or f"request {request.id}", []).append(request)
     overlapping = sum(
         after.sent_s < before.ended_s
@@ -111,6 +112,25 @@ def _choose(
     reasons = ", ".join(f"{count} {why}" for why, count in left.most_common())
     total = left.total() + len(usable)
     return usable, [f"{left.total()} of {total} requests are left out: {reasons}"]
+
+
+def _in_order(requests: list[HeardRequest]) -> list[HeardRequest]:
+    """The requests as they came to their engines.
+
+    What came at the same moment comes again in the order in which it was heard: it gets a time of
+    its own, but for what was sent in the very moment in which the turn before it had ended.
+    """
+    for request in requests:
+        arrived_s = request.arrived_s
+        request.sent_s = request.described_s if arrived_s is None else arrived_s
+    requests.sort(key=lambda request: request.sent_s)
+    last_s = -inf
+    ended_s: dict[str | None, float] = {}
+    for request in requests:
+        if request.context is None or ended_s.get(request.context) != request.sent_s:
+            request.sent_s = last_s = max(request.sent_s, last_s + _APART_S)
+        ended_s[request.context] = request.ended_s
+    return requests
 
 
 def _unusable(request: HeardRequest, block_size: int, max_tokens: int | None) -> str:

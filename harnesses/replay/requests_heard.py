@@ -31,7 +31,7 @@ _KINDS: Final = frozenset(
 class HeardRequest:
     """One request. Times are in seconds on the recording's clock.
 
-    ``pause`` is what its context waited for after it.
+    ``pause`` is what its context waited for after it, and ``sent_s`` is for who makes use of it.
     """
 
     __slots__ = (
@@ -43,6 +43,7 @@ class HeardRequest:
         "id",
         "outcome",
         "pause",
+        "sent_s",
     )
 
     def __init__(self, id: str) -> None:
@@ -54,11 +55,7 @@ class HeardRequest:
         self.ended_s = 0.0
         self.outcome: RequestOutcome | None = None
         self.pause: PauseCause = "person"
-
-    @property
-    def sent_s(self) -> float:
-        """When it came to its engine, or else when it was described."""
-        return self.described_s if self.arrived_s is None else self.arrived_s
+        self.sent_s = 0.0
 
     @property
     def prompt_tokens(self) -> int:
