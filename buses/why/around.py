@@ -5,6 +5,7 @@ needed of requests that have not ended.
 """
 
 from hear.blocks import unpack
+from hear.buses.why.facts import Blocks
 from hear.buses.why.line import ORDERING, Line, opened_body
 from hear.buses.why.residence import Residence
 from hear.delivery import Arrival, GapDetector
@@ -42,6 +43,8 @@ class Around:
         self.depends_on: dict[str, float | None] = {}
         if description is not None:
             self.depends_on = dict.fromkeys(description.depends_on)
+        self._block_size = description.block_size if description is not None else 0
+        self._found: Blocks | None = None
         self.at_arrival: int | None = None
         self.at_start: int | None = None
         self.gpu_used: float | None = None
@@ -103,6 +106,7 @@ class Around:
             if message.status == "accepted":
                 self.line.arrived(key.request, envelope.time_s)
                 if key.request == self._request:
+                    self.at_start = self._found = None
                     self.at_arrival = self._prefix()
                     self.gpu_used = self._pressure
             else:
@@ -119,17 +123,14 @@ class Around:
             return
         if envelope.epoch > self._epoch:
             if self._epoch:
+                self._lose_cache(time_s, f"{self._engine} restarted, and forgot all it held")
                 self.line.restart()
-                self.residence.forget()
-                self.gaps.append((time_s, f"{self._engine} restarted, and forgot all it held"))
             self._epoch = envelope.epoch
         served = self.line.started_s is not None
-        if served and envelope.kind.startswith("residency"):
-            return  # what it was served with is settled
         message = opened_body(envelope)
         match message:
             case QueueChanged():
-                if arrival is Arrival.GAP and not served:
+                if arrival is Arrival.GAP and self._waits:
                     self.gaps.append((time_s, "some changes of the queue were not heard"))
                 self.line.change(message, time_s)
                 others = [r for r in message.started if r != self._request]
@@ -148,21 +149,35 @@ class Around:
                 self.max_running = message.max_num_seqs
         if not served and self.line.started_s is not None:
             self.at_start = self.residence.served(time_s) if self.residence.known else None
+            self._found = self.blocks()
 
     def _change_residence(
         self, message: ResidencyChanged, arrival: Arrival, envelope: Envelope
     ) -> None:
         if arrival is Arrival.GAP:
-            self.residence.forget()
-            self.gaps.append((envelope.time_s, "some changes of the cache were not heard"))
+            self._lose_cache(envelope.time_s, "some changes of the cache were not heard")
             return
         if envelope.seq == 1:
             self.residence.known = True  # before its first change a stream is empty
         try:
             self.residence.change(message.changes, envelope.time_s)
         except RemoteProtocolError:
-            self.residence.forget()
-            self.gaps.append((envelope.time_s, "a change of the cache could not be read"))
+            self._lose_cache(envelope.time_s, "a change of the cache could not be read")
+
+    def blocks(self) -> Blocks:
+        """Its blocks, up to when it started."""
+        if self._found is not None:
+            return self._found
+        return self.residence.facts(self._block_size, self.at_arrival, self.at_start)
+
+    @property
+    def _waits(self) -> bool:
+        return self.line.crowd is not None and self.line.started_s is None
+
+    def _lose_cache(self, time_s: float, why: str) -> None:
+        if self.residence.prefix > 0 or self._waits:  # else it has lost nothing by it
+            self.gaps.append((time_s, why))
+        self.residence.forget()
 
     def _prefix(self) -> int | None:
         return self.residence.prefix if self.residence.known else None

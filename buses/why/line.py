@@ -43,9 +43,13 @@ class Line:
     # -- requests and what is asked for them -----------------------------------------------------
 
     def arrived(self, request: str, time_s: float) -> None:
-        """The engine has accepted a request."""
+        """The engine has accepted a request. If this one comes again, that is what counts."""
+        again = self._arrived.get(request) != time_s  # and not the same message once more
         self._arrived[request] = time_s
-        if request == self.request and self.started_s is None:
+        if request == self.request and again:
+            self.started_s = None
+            self.places.clear()
+            self.passed.clear()
             # Who came a moment ago is accepted and not yet reported in the queue.
             there = self._arrived.keys() | self._waiting.keys()
             num_waiting = len(there - self.running.keys() - {request})

@@ -14,6 +14,9 @@ from hear.blocks import unpack
 from hear.buses.why.facts import Blocks, Evicted
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored
 
+SAME_REPORT_S: Final = 0.002
+"""Within this time after a change of the cache, what is said of the queue is of the same report."""
+
 MERGE_WITHIN_S: Final = 5.0
 """Evictions of one tier that follow each other within this time are told as one."""
 
@@ -89,7 +92,7 @@ class Residence:
         this report stored is not what it found.
         """
         when, prefix, most, most_s = self._before
-        if when != time_s:
+        if not when <= time_s <= when + SAME_REPORT_S:
             return self.prefix
         self.most, self.most_s = most, most_s
         return min(prefix, most)
@@ -100,7 +103,8 @@ class Residence:
             return
         when, first, stored = self._unexplained
         self._unexplained = None
-        takers = list(started) if when == time_s and started else self._owners(stored)
+        at_once = when <= time_s <= when + SAME_REPORT_S
+        takers = list(started) if started and at_once else self._owners(stored)
         fresh = self.evicted[first:]
         del self.evicted[first:]
         for gone in fresh:

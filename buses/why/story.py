@@ -100,6 +100,7 @@ class _About:
     def understand(self) -> None:
         """Open what was found."""
         names = dict.fromkeys(Key.__struct_fields__, None) | {"request": self.request}
+        self.mine = list({(e.source, e.id): e for e in self.mine}.values())  # once each
         for envelope in self.mine:
             for name in ("context", "context_version", "workflow", "engine"):
                 names[name] = getattr(envelope.key, name) or names[name]
@@ -169,9 +170,7 @@ def _told(about: _About, around: Around, clock: str) -> Story:
         passed=tuple(line.passed),
         bound=_bound(about, line, arrived_s),
         asked=_asked(about, around),
-        blocks=around.residence.facts(description.block_size, around.at_arrival, around.at_start)
-        if description is not None and description.prefix_hashes
-        else None,
+        blocks=around.blocks() if description and description.prefix_hashes else None,
         unknown=tuple(_unknown(about, around, origin_s)),
     )
 

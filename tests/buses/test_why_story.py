@@ -387,7 +387,8 @@ def test_a_restart_of_its_engine_is_told() -> None:
     described = RequestDescribed(prompt_tokens=512, block_size=512, prefix_hashes=pack([1]))
     stage.say(stage.harness, described, 0.0, request="me", workflow="w")
     stage.accepted("me", 0.0)
-    stage.queue(0.0, waiting("me", 0.0))
+    stage.queue(0.0, waiting("me", 0.0), waiting("other", 0.0))
+    stage.queue(0.5, started=["other", "me"])
     stage.say(
         stage.engine,
         RequestOutcome(status="failed", reason="engine_restarted"),
@@ -404,5 +405,24 @@ def test_a_restart_of_its_engine_is_told() -> None:
     stage.say(stage.engine, end, 4.0, request="me", engine="e")
     story = stage.story()
     assert story.status == "completed"
-    assert any("e restarted, and forgot all it held, at +1.000 s" in u for u in story.unknown)
+    assert (story.started_s, story.passed, len(story.places)) == (3.0, (), 1)
     assert "It came 2 times; this is about the last." in sentences(story)
+
+
+def test_a_restart_while_it_waits_is_told() -> None:
+    stage = Stage()
+    stage.accepted("me", 0.0)
+    stage.queue(0.0, waiting("me", 0.0))
+    stage.engine.restart()
+    stage.queue(1.0)
+    assert any(
+        u == "e restarted, and forgot all it held, at +1.000 s" for u in stage.story().unknown
+    )
+
+
+def test_messages_that_come_twice_are_told_once(run: Run) -> None:
+    turn = max(run.turns.values(), key=lambda turn: turn.started_s - turn.sent_s)
+    twice = [record for record in run.records for _ in range(2)]
+    assert find_story(lambda naming: twice, turn.request, clock="virtual") == run.story(
+        turn.request
+    )
