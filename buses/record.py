@@ -19,6 +19,7 @@ import trio
 from hear import connection
 from hear.cli import Command
 from hear.errors import BusError, ConfigError, LaggedError
+from hear.log import to_stderr
 from hear.recording import Header, Recorder
 from hear.seams import Bus
 from hear.subjects import Pattern
@@ -119,6 +120,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command; 1 if the file cannot be written to its end."""
+    to_stderr("warning")
     patterns = tuple(namespace.subject or [">"])
     for text in patterns:
         Pattern(text)

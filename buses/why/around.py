@@ -11,7 +11,6 @@ from hear.buses.why.residence import Residence
 from hear.delivery import Arrival, GapDetector
 from hear.errors import RemoteProtocolError
 from hear.messages import (
-    CapabilitiesReported,
     Envelope,
     Key,
     PressureReported,
@@ -48,7 +47,6 @@ class Around:
         self.at_arrival: int | None = None
         self.at_start: int | None = None
         self.gpu_used: float | None = None
-        self.max_running = 0
         self.of_context: list[Envelope] = []
         self.gaps: list[tuple[float, str]] = []
         self.last_s = 0.0
@@ -145,8 +143,6 @@ class Around:
                 for tier in message.tiers:
                     if tier.tier == "gpu" and tier.num_blocks:
                         self._pressure = tier.used / tier.num_blocks
-            case CapabilitiesReported():
-                self.max_running = message.max_num_seqs
         if not served and self.line.started_s is not None:
             self.at_start = self.residence.served(time_s) if self.residence.known else None
             self._found = self.blocks()

@@ -21,6 +21,7 @@ from hear.buses.why.timeline import timeline
 from hear.buses.why.words import time_of_day
 from hear.cli import Command
 from hear.errors import ConfigError
+from hear.log import to_stderr
 from hear.messages import Envelope
 from hear.recording import Heard, Record, opened
 from hear.seams import RememberingBus
@@ -54,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command."""
+    to_stderr("warning")
     if namespace.recording is not None:
         if namespace.follow:
             raise ConfigError("--follow: a recording has no future; leave it out, or name a --bus")
