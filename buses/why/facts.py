@@ -13,9 +13,10 @@ had run out; a policy had put this request back; a policy held this request; or 
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What an engine said of a control."""
+    """What an engine, or a pool of them, said of a control."""
 
     time_s: float
+    by: str
     status: str
     reason: str = ""
     detail: str = ""

@@ -208,6 +208,7 @@ def _asked(about: _About, around: Around) -> tuple[Asked, ...]:
         elif isinstance(message, OperationOutcome) and operation in answers:
             answer = Answer(
                 time_s=envelope.time_s,
+                by=envelope.key.engine or envelope.source,
                 status=message.status,
                 reason=message.reason,
                 detail=message.detail,

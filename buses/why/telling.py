@@ -121,14 +121,19 @@ def _details(story: Story) -> Iterator[str]:
         yield f"Of {span(total)}: {times}."
     if story.crowd is not None:
         yield f"When it came, {plural(story.crowd.waiting, 'request')} waited and {_crowd(story)}."
+    for asked in story.asked:
+        if asked.control == "route" and any(a.status == "completed" for a in asked.answers):
+            targets = ", ".join(map(str, asked.fields.get("targets", ())))  # type: ignore[arg-type]
+            because = f" ({asked.reason})" if asked.reason else ""
+            yield f"{asked.source} routed it to {targets}{because}."
     if any(asked.control == "prioritise" for asked in story.asked):
-        asked = [a for a in story.asked if a.control == "prioritise"]
-        last = asked[-1]
+        moves = [a for a in story.asked if a.control == "prioritise"]
+        last = moves[-1]
         yield (
             f"{last.source} asked for priority {last.fields.get('priority')} for it, at "
             + when(story, last.time_s)
             + (f" ({last.reason})" if last.reason else "")
-            + (f", in the last of {len(asked)} such controls" if len(asked) > 1 else "")
+            + (f", in the last of {len(moves)} such controls" if len(moves) > 1 else "")
             + "."
         )
     yield _bound(story)

@@ -115,8 +115,9 @@ def _of_control(story: Story, asked: Asked) -> Iterator[Line]:
         if answer.detail and answer.detail != in_words(answer.reason):
             words += f" ({answer.detail})"
         words += f", as {answer.fallback}" if answer.fallback else ""
-        who = story.engine or "engine"
-        yield Line(answer.time_s, who, f"{answer.status} {asked.source}'s {asked.control}{words}")
+        yield Line(
+            answer.time_s, answer.by, f"{answer.status} {asked.source}'s {asked.control}{words}"
+        )
 
 
 def _value(value: object) -> str:

@@ -84,7 +84,8 @@ class RequestsHeard:
         key = envelope.key
         engine = key.engine or envelope.source
         if isinstance(message, CapabilitiesReported):
-            self.engines[engine] = message
+            if message.tiers:  # else it holds no blocks itself, as a pool of engines
+                self.engines[engine] = message
         elif isinstance(message, CostsReported):
             self.costs[engine] = message
         elif isinstance(message, ContextPaused):

@@ -32,6 +32,7 @@ from hear.messages import (
     RequestDescribed,
     RequestOutcome,
     RequestReadinessChanged,
+    Route,
     WaitingRequest,
 )
 from hear.recording import Header, Heard, Note, Noted, Record, Recorder, Recording
@@ -453,3 +454,17 @@ def test_whatever_is_lost_doubled_or_out_of_order_a_story_is_told(
         return
     assert all(text.endswith(".") for text in sentences(story))
     assert msgspec.json.encode([*timeline(story), *timeline(story, each=True), story])
+
+
+def test_a_route_is_told_with_who_chose_and_who_carried_it_out() -> None:
+    stage = Stage()
+    route = Route(targets=("e", "f"), reason="9 blocks there")
+    stage.say(stage.policy, route, 0.0, request="me", engine="pool", operation="o")
+    done = OperationOutcome(status="completed", control="route")
+    stage.say(Sequencer("pool"), done, 0.1, request="me", engine="pool", operation="o")
+    stage.accepted("me", 0.2)
+    assert "p routed it to e, f (9 blocks there)." in sentences(stage.story())
+    assert [(line.who, line.what) for line in timeline(stage.story())][:2] == [
+        ("p", "asked for preference route (targets e, f): 9 blocks there"),
+        ("pool", "completed p's route"),
+    ]
