@@ -8,7 +8,7 @@ from hear.errors import HearError
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raise an error for itself that came in a group of its own, and of several of HEAR's the first.
+    """Raise an error for itself that came in a group of its own; of several of HEAR's, the first.
 
     The nurseries that an error came through have wrapped it; whoever catches it wants the error.
     One that is not HEAR's is a fault, and goes before those that are.

@@ -5,6 +5,7 @@ bound is passed by a later one that has not. It also keeps the samples that the 
 """
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import trio
@@ -26,6 +27,9 @@ from hear.operation import TERMINAL
 from hear.seams import Bus
 
 _CAPACITY = 1_000_000
+
+Tap = Callable[[Sequence[Envelope], float], object]
+
 _ROUNDING_S = 1e-6
 
 
@@ -50,9 +54,14 @@ class _Bound(NamedTuple):
 
 
 class Audit:
-    """Follows one run on one engine. ``hear`` takes one message, ``run`` takes them off a bus."""
+    """Follows one run on one engine. ``hear`` takes one message, ``run`` takes them off a bus.
 
-    def __init__(self) -> None:
+    ``tap`` is given all that is heard, in batches, and the time. It is here so that what is
+    recorded and what is checked are the same, and so that a run goes alike with it and without.
+    """
+
+    def __init__(self, tap: Tap = lambda envelopes, time_s: None) -> None:
+        self._tap = tap
         self.messages: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.samples: list[Sample] = []
@@ -71,7 +80,9 @@ class Audit:
             task_status.started()
             try:
                 while True:
-                    for envelope in await messages.receive():
+                    batch = await messages.receive()
+                    self._tap(batch, trio.current_time())
+                    for envelope in batch:
                         self.hear(envelope)
             except BusError:
                 return

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -18,9 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hear import plugins
 from hear.cli import Command
 from hear.errors import ConfigError
+from hear.harnesses.replay import recorded
+from hear.harnesses.replay.nearest import nearest_profile
 from hear.harnesses.replay.output import check_outputs, write_whole
 from hear.harnesses.replay.plan import Plan, Run, Source
 from hear.harnesses.replay.processes import log_to_stderr, run_all
+from hear.harnesses.replay.recorded import SUFFIX
 from hear.harnesses.replay.report import write_report
 from hear.harnesses.replay.results import Row, RunResult
 from hear.harnesses.replay.scbench import TASKS
@@ -34,6 +37,7 @@ DEFAULTS: dict[str, dict[str, str]] = {
     "mooncake": {"engine": "h100-qwen3-8b", "policy": PAPER_MOONCAKE},
     "scbench": {"engine": "rtx-pro-6000-qwen3-8b", "policy": PAPER_SCBENCH},
     "agentic": {"engine": "h100-qwen3-8b", "policy": PAPER_MOONCAKE},
+    f"FILE{SUFFIX}": {"engine": "", "policy": PAPER_MOONCAKE},
 }
 DEFAULT_SEED = "1"
 MAX_COUNT = 1_000_000  # of jobs, sessions or tokens; more is a slip of the keyboard
@@ -43,11 +47,14 @@ _T = TypeVar("_T")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the workloads and their options."""
-    workloads = parser.add_subparsers(dest="workload", required=True, metavar="WORKLOAD")
+    workloads = parser.add_subparsers(
+        dest="workload", required=True, metavar="WORKLOAD", action=_Workloads
+    )
     for name, text in (
         ("mooncake", "the Mooncake conversation trace, its first 900 seconds"),
         ("scbench", "a closed loop in the shape of SCBench"),
         ("agentic", "sessions of coding agents, sub-agents included"),
+        (f"FILE{SUFFIX}", "what hear record has written to FILE.hear"),
     ):
         sub = workloads.add_parser(name, help=text, description=f"Replay {text}.")
         sub.add_argument(
@@ -68,25 +75,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
             "--engine",
             default=DEFAULTS[name]["engine"],
             metavar="NAME|FILE",
-            help=f"profile of the simulated engine, or a TOML file ({DEFAULTS[name]['engine']})",
+            help="profile of the simulated engine, or a TOML file "
+            f"({DEFAULTS[name]['engine'] or 'the one nearest to what was recorded'})",
         )
         sub.add_argument(
             "--jobs", type=_positive, default=os.cpu_count() or 1, help="runs at a time"
         )
         sub.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
         sub.add_argument("--report", type=Path, metavar="FILE", help="write an HTML page")
+        sub.add_argument(
+            "--record",
+            type=Path,
+            metavar="FILE",
+            help="record all that is on the bus, for hear why and the like; of one run alone",
+        )
         sub.add_argument("--max-tokens", type=_positive, help="leave out or cut what is longer")
         if name != "scbench":
-            sub.add_argument("--trace", metavar="FILE", help="another trace of the same format")
             sub.add_argument(
                 "--loop",
                 choices=("closed", "open"),
                 default="closed",
                 help="whether a turn waits for the one before it (closed)",
             )
+        if name in ("mooncake", "agentic"):
+            sub.add_argument("--trace", metavar="FILE", help="another trace of the same format")
         if name == "mooncake":
             sub.add_argument("--window", metavar="START:SECONDS", help="a slice of the trace")
-        else:
+        elif name in ("scbench", "agentic"):
             sub.add_argument("--rate", type=_rate, help="sessions that start in a second")
         if name == "scbench":
             sub.add_argument("--task", choices=sorted(TASKS), default="fitted")
@@ -99,11 +114,13 @@ def run(namespace: argparse.Namespace) -> int:
         sys.path.append(os.getcwd())  # so that a policy of one's own is found where one stands
     log_to_stderr()
     plan = _plan(namespace)
-    outputs = [path for path in (namespace.json, namespace.report) if path is not None]
-    trace = getattr(namespace, "trace", None)
-    check_outputs(outputs, [Path(name) for name in (trace, namespace.engine) if name])
+    asked = (namespace.json, namespace.report, namespace.record)
+    outputs = [path for path in asked if path is not None]
+    check_outputs(outputs, [Path(name) for name in (plan.source.trace, plan.engine) if name])
     num_turns = plan.count_turns()
     runs = plan.runs()
+    if plan.record is not None and len(runs) > 1:
+        raise ConfigError(f"--record: got {len(runs)} runs, expected one policy, load and seed")
     results: list[RunResult | None] = [None] * len(runs)
     errors: list[str] = []
     interrupted = False
@@ -202,24 +219,71 @@ def _plan(namespace: argparse.Namespace) -> Plan:
     policies = _once("--policy", [word.strip() for word in namespace.policy.split(",")])
     for policy in policies:
         plugins.load("parts", "policy-spec")(policy)
-    plugins.load("engines", "simulated")(namespace.engine, block_size=512, name="engine0")
+    recording = namespace.workload if namespace.workload.endswith(SUFFIX) else None
+    engine = namespace.engine
+    if recording is not None:
+        engine = _consider(Path(recording), namespace)
+    plugins.load("engines", "simulated")(engine, block_size=512, name="engine0")
     options = {
         name: getattr(namespace, name, None) for name in ("trace", "max_tokens", "sessions", "rate")
     }
+    if recording is not None:
+        options["trace"] = recording
     window = getattr(namespace, "window", None)
     return Plan(
         source=Source(
-            name=namespace.workload,
+            name="recorded" if recording is not None else namespace.workload,
+            loop=getattr(namespace, "loop", "closed"),
             window=None if window is None else _window(window),
             task=getattr(namespace, "task", "fitted"),
             **options,
         ),
-        engine=namespace.engine,
+        engine=engine,
         loads=_once("--load", [_load(word) for word in namespace.load.split(",")]),
         policies=policies,
         seeds=_once("--seed", [_seed(word) for word in namespace.seed.split(",")]),
         loop=getattr(namespace, "loop", "closed"),
+        record=None if namespace.record is None else str(namespace.record),
     )
+
+
+def _consider(path: Path, namespace: argparse.Namespace) -> str:
+    """Say what a recording holds; returns the profile to serve it on."""
+    loaded = recorded.load(path, loop=namespace.loop, max_tokens=namespace.max_tokens)
+    remarks = [loaded.as_served, *loaded.remarks]
+    engine: str = namespace.engine
+    if not engine and loaded.engines:
+        name, capabilities = next(iter(loaded.engines.items()))
+        profiles = sorted({row["engine"] for row in DEFAULTS.values()} - {""})
+        engine, how = nearest_profile(
+            capabilities, loaded.costs.get(name), profiles, loaded.workload.block_size
+        )
+        remarks.append(f"served on {engine}, of the profiles the nearest to {name} ({how})")
+    elif not engine:
+        engine = DEFAULTS["mooncake"]["engine"]
+        remarks.append(f"served on {engine}, since no engine described itself")
+    print(f"hear: {path}: {'; '.join(remarks)}", file=sys.stderr)
+    return engine
+
+
+class _Workloads(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """The workloads by name; a path that ends in ``.hear`` is one as well.
+
+    Argparse knows subcommands by their names alone, and asks for them in this mapping.
+    """
+
+    class _Known(dict[str, argparse.ArgumentParser]):
+        def __missing__(self, name: str) -> argparse.ArgumentParser:
+            return self[f"FILE{SUFFIX}"]
+
+    class _Choices(list[str]):
+        def __contains__(self, name: object) -> bool:
+            return super().__contains__(name) or str(name).endswith(SUFFIX)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._name_parser_map = self._Known()
+        self.choices = self._Choices(DEFAULTS)  # type: ignore[assignment]
 
 
 def _once(option: str, values: list[_T]) -> tuple[_T, ...]:

@@ -1,11 +1,14 @@
 """Writing results to files: whole or not at all, and into what is there, not over it."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from hear.errors import ConfigError
+from hear.messages import Envelope
+from hear.recording import Header, Recorder
 
 
 def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
@@ -45,5 +48,39 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         temporary.write_bytes(data)
         temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def recording(path: str | None) -> Iterator[Callable[[Sequence[Envelope], float], object]]:
+    """Give what is to be told all that is heard in virtual time; it is recorded in ``path``.
+
+    With None nothing is. The file is there when all has ended well, and else not.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if path is None:
+        yield lambda envelopes, time_s: None
+        return
+    target = Path(path).resolve()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    recorder = Recorder(Header(bus="memory://replay", clock="virtual"))
+    last_s = 0.0
+    try:
+        with temporary.open("wb") as file:
+            file.write(recorder.begin())
+
+            def tap(envelopes: Sequence[Envelope], time_s: float) -> None:
+                nonlocal last_s
+                last_s = time_s
+                file.write(recorder.hear(envelopes, time_s))
+
+            yield tap
+            file.write(recorder.end(last_s))
+        temporary.replace(target)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)

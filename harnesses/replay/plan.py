@@ -11,16 +11,20 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from hear.harnesses.replay import agentic, mooncake, scbench
+from hear.harnesses.replay import agentic, mooncake, recorded, scbench
+from hear.harnesses.replay.output import recording
 from hear.harnesses.replay.results import RunResult
 from hear.harnesses.replay.runner import Loop, replay
 from hear.harnesses.replay.workload import Workload
 
-Name = Literal["mooncake", "scbench", "agentic"]
+Name = Literal["mooncake", "scbench", "agentic", "recorded"]
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """A workload by name and options; None stands for the workload's own default."""
+    """A workload by name and options; None stands for the workload's own default.
+
+    ``trace`` of a recorded one is the recording.
+    """
 
     name: Name
     trace: str | None = None
@@ -29,6 +33,7 @@ class Source(Struct, frozen=True, kw_only=True):
     task: str = "fitted"
     sessions: int | None = None
     rate: float | None = None
+    loop: Loop = "closed"
 
     def load(self, seed: int) -> Workload:
         """Make the workload.
@@ -38,6 +43,8 @@ class Source(Struct, frozen=True, kw_only=True):
         """
         path = Path(self.trace) if self.trace is not None else None
         limit: dict[str, Any] = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        if self.name == "recorded" and path is not None:
+            return recorded.load(path, loop=self.loop, **limit).workload
         if self.name == "mooncake":
             return mooncake.load(path, window=self.window, **limit)
         rate: dict[str, Any] = {} if self.rate is None else {"rate": self.rate}
@@ -55,6 +62,7 @@ class Run(Struct, frozen=True, kw_only=True):
     policy: str
     seed: int
     loop: Loop = "closed"
+    record: str | None = None
 
     def workload(self) -> Workload:
         """What it replays: the source, sampled to its load."""
@@ -70,6 +78,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...]
     seeds: tuple[int, ...]
     loop: Loop = "closed"
+    record: str | None = None
 
     def runs(self) -> list[Run]:
         """One run for each load, policy and seed."""
@@ -81,6 +90,7 @@ class Plan(Struct, frozen=True, kw_only=True):
                 policy=policy,
                 seed=seed,
                 loop=self.loop,
+                record=self.record,
             )
             for load, policy, seed in product(self.loads, self.policies, self.seeds)
         ]
@@ -102,14 +112,20 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 def execute(run: Run, progress: Callable[[int], None]) -> RunResult:
-    """Carry out one run."""
+    """Carry out one run, and record it if that was asked for.
+
+    Raises:
+        ConfigError: something cannot be used, or the recording cannot be written.
+    """
     workload = run.workload()
-    return replay(
-        workload,
-        engine=run.engine,
-        policy=run.policy,
-        load=run.load,
-        seed=run.seed,
-        loop=run.loop,
-        progress=progress,
-    )
+    with recording(run.record) as tap:
+        return replay(
+            workload,
+            engine=run.engine,
+            policy=run.policy,
+            load=run.load,
+            seed=run.seed,
+            loop=run.loop,
+            progress=progress,
+            tap=tap,
+        )

@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from hear.blocks import pack
 from hear.cluster import Cluster, running
-from hear.harnesses.replay.audit import Audit
+from hear.harnesses.replay.audit import Audit, Tap
 from hear.harnesses.replay.metrics import make_row
 from hear.harnesses.replay.results import ProtocolCost, RunResult, TurnRecord
 from hear.harnesses.replay.workload import Session, Turn, Workload
@@ -34,6 +34,7 @@ def replay(
     seed: int = 0,
     loop: Loop = "closed",
     progress: Callable[[int], None] = lambda done: None,
+    tap: Tap = lambda envelopes, time_s: None,
 ) -> RunResult:
     """Replay a workload and return what came of it. Equal arguments give equal results.
 
@@ -44,11 +45,12 @@ def replay(
         loop: closed, where a turn is sent no earlier than the one before it has completed, or
             open, where it is sent at its recorded time in any case.
         progress: told the number of turns that have ended.
+        tap: given all that is heard on the bus, in batches, and the virtual time.
 
     Raises:
         ConfigError: the profile or the policy cannot be used.
     """
-    run = _Replay(workload, loop, progress)
+    run = _Replay(workload, loop, progress, tap)
     began = time.perf_counter()
     with _ordered_tasks(seed):
         clock = MockClock(autojump_threshold=0)
@@ -116,11 +118,13 @@ class _ordered_tasks:  # noqa: N801, a context manager that reads as a function
 class _Replay:
     """The harness of a replay: one task for each session."""
 
-    def __init__(self, workload: Workload, loop: Loop, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self, workload: Workload, loop: Loop, progress: Callable[[int], None], tap: Tap
+    ) -> None:
         self._workload = workload
         self._loop = loop
         self._progress = progress
-        self.audit = Audit()
+        self.audit = Audit(tap)
         self.turns: list[TurnRecord] = []
         self.runners: tuple[Any, ...] = ()
         self.num_open_at_policies = 0
