@@ -123,7 +123,10 @@ class Tier(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CapabilitiesReported(Message, frozen=True, kw_only=True, tag="capabilities_reported"):
-    """What the engine can do: controls by kind, modes, tiers, hash scheme and limits."""
+    """What the engine can do: controls by kind, modes, tiers, hash scheme and limits.
+
+    A *pool* serves nothing itself: it sends each request on to one of ``targets``.
+    """
 
     controls: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
@@ -136,6 +139,7 @@ class CapabilitiesReported(Message, frozen=True, kw_only=True, tag="capabilities
     max_lease_s: Seconds = 0.0
     retention_decay_s: Seconds | None = None
     model: str = ""
+    targets: tuple[str, ...] = ()
 
 
 class CostsReported(Message, frozen=True, kw_only=True, tag="costs_reported"):
