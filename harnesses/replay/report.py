@@ -40,8 +40,8 @@ DEFINITIONS: Final = (
     ("turns/min", "served turns a minute, from the first arrival to the last token."),
     ("reuse", "share of the prompt tokens of follow-up turns whose KV was found in a tier of the "
      "cache and not computed again."),
-    (TIMES, "how many times better than fcfs on the same seeds: its time divided by this one, or "
-     "this rate divided by its. Below 1 is worse."),
+    (TIMES, "how many times better than fcfs, or else round-robin, on the same seeds: its time "
+     "divided by this one, or this rate divided by its. Below 1 is worse."),
     ("±", "standard deviation over seeds. Charts over time show one seed, the one named there."),
     ("GPU KV in use", "share of the GPU's KV blocks held by running requests. Cached blocks hold "
      "reusable KV that no running request needs; they give way to whoever needs room."),

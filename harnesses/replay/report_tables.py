@@ -10,8 +10,8 @@ from hear.harnesses.replay.comparison import (
     Comparison,
     Line,
     Metric,
+    baseline_of,
     costs,
-    is_baseline,
     spell,
 )
 from hear.harnesses.replay.figures import Palette
@@ -74,12 +74,13 @@ def results_table(group: Sequence[Comparison], palette: Palette) -> str:
             f"{comparison.load:g}% load</th></tr>{rows}</tbody>"
         )
     several = any(len(line.seeds) > 1 for line in lines)
+    baseline = baseline_of(line.policy for line in lines) if len(lines) > 1 else None
     caption = " ".join(
         (
             "Best of each load in bold."
             if any(cell.best for line in lines for cell in line.cells.values())
             else "",
-            f"{TIMES} is how many times better than fcfs." if _has_ratios(lines) else "",
+            f"{TIMES} is how many times better than {baseline}." if baseline else "",
             "± is the standard deviation over seeds." if several else "",
         )
     ).strip()
@@ -113,10 +114,6 @@ def _cell(cell: Cell) -> str:
     )
     ratio = f'<span class="ratio">{TIMES}{cell.ratio_text}</span>' if cell.ratio_text else ""
     return f"<td{best}>{cell.text}{spread}{ratio}</td>"
-
-
-def _has_ratios(lines: Sequence[Line]) -> bool:
-    return any(is_baseline(line.policy) for line in lines) and len(lines) > 1
 
 
 def cost_table(results: Sequence[RunResult], palette: Palette) -> str:

@@ -182,6 +182,7 @@ MESSAGES: tuple[Message, ...] = (
         max_lease_s=3_600.0,
         retention_decay_s=400.0,
         model="Qwen3-8B",
+        targets=("engine0", "engine1"),
     ),
     CostsReported(
         basis="calibrated",
