@@ -1,4 +1,4 @@
-"""A harness, and two engines behind a pool, played to one policy as its runner would, without a bus.
+"""A harness and a pool of two engines, played to one policy as its runner would, without a bus.
 
 Owns what the checks of ``hear.policies.testing`` have in common: what is said, and that each
 answer of the policy is one that it may give. It must not know which policy it plays to.

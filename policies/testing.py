@@ -1,8 +1,8 @@
 """Checks that any policy can be put through (``hear.seams.Policy``), a user's own as well.
 
 ``check_policy`` runs them all; ``CHECKS`` lists them, so that a test suite can name each. A check
-takes a factory and makes its own policies with it, plays a harness and two engines behind a pool to them, and
-raises ``AssertionError`` that says which promise was broken. None waits for the clock.
+takes a factory and makes its own policies with it, plays a harness and a pool of two engines to
+them, and raises ``AssertionError`` that says which promise was broken. None waits for the clock.
 
 It must not know which policy it checks, nor any test framework.
 """

@@ -136,7 +136,7 @@ class Nonsense(Described):
 
 class TrustsResidency(Quiet):
     def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
-        assert all(view.residency_known for view in s.values())
+        assert all(view.residency_known for view in s.values() if not view.targets)
         return []
 
 
@@ -185,7 +185,8 @@ class Remembers(Hoards):
         self.last: list[str | None] = []
 
     def ask(self, key: Key, s: EngineViews) -> Iterable[Ask]:
-        self.last = [*self.last[-999:], key.request]
+        if self.last[-1:] != [key.request]:  # it is described twice: for its pool and its engine
+            self.last = [*self.last[-999:], key.request]
         return []
 
 
