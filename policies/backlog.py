@@ -28,10 +28,11 @@ class _Work:
 
 @dataclass(slots=True)
 class _Engine:
-    """``waiting`` and ``prompts`` are sums over ``work``; ``prefill`` is of what has started."""
+    """``num_waiting``, ``waiting`` and ``prompts`` sum up ``work``; ``prefill`` has started."""
 
     epoch: int
     work: dict[str, _Work] = field(default_factory=dict)
+    num_waiting: int = 0
     waiting: int = 0
     prompts: int = 0
     prefill: float = 0.0
@@ -42,6 +43,7 @@ class _Engine:
         self.work[request] = work
         self.prompts += work.prompt_tokens
         self.waiting += work.to_compute
+        self.num_waiting += 1
 
     def drop(self, request: str) -> None:
         work = self.work.pop(request, None)
@@ -49,11 +51,13 @@ class _Engine:
             self.prompts -= work.prompt_tokens
             if not work.started:
                 self.waiting -= work.to_compute
+                self.num_waiting -= 1
 
     def start(self, work: _Work) -> None:
         if not work.started:
             work.started = True
             self.waiting -= work.to_compute
+            self.num_waiting -= 1
             self.prefill += work.to_compute
 
     def drain(self, now: float, rate: float) -> None:
@@ -70,13 +74,13 @@ class Backlogs:
         self._where: dict[str, str] = {}  # requests by the engine that they are expected at
         self._unseen: dict[str, None] = {}  # those that none has reported, oldest first
 
-    def engine_of(self, request: str) -> str | None:
-        """Where a request is expected to be; None if it is not known or has ended."""
-        return self._where.get(request)
-
     def outstanding(self, engine: str) -> int:
         """Prompt tokens of all requests at an engine that have not ended."""
         return self._engines[engine].prompts if engine in self._engines else 0
+
+    def num_waiting(self, engine: str) -> int:
+        """Requests at an engine that have not started."""
+        return self._engines[engine].num_waiting if engine in self._engines else 0
 
     def ahead(self, engine: str, now: float, rate: float) -> float:
         """Tokens that an engine computes before those of a request that comes now.
@@ -92,7 +96,12 @@ class Backlogs:
     def expect(
         self, request: str, engine: str, prompt_tokens: int, to_compute: int, now: float
     ) -> None:
-        """A request was or is being sent to an engine, and so to no other."""
+        """A request was or is being sent to an engine, and so to no other.
+
+        Nothing changes if it is known to be there.
+        """
+        if self._where.get(request) == engine:
+            return
         self.end(request)
         at = self._engines.setdefault(engine, _Engine(epoch=0))
         at.add(request, _Work(prompt_tokens, to_compute, now))
@@ -137,10 +146,10 @@ class Backlogs:
             gone += message.ended
             started = message.started
         for waiting in message.waiting:
-            work = at.work.get(waiting.request)
-            if work is None or work.started:  # nobody told, or it was preempted
-                tokens = waiting.prompt_tokens
-                self.expect(waiting.request, view.name, tokens, tokens, now)
+            tokens = waiting.prompt_tokens
+            if waiting.request in at.work and at.work[waiting.request].started:
+                self.end(waiting.request)  # it was preempted, and is computed anew
+            self.expect(waiting.request, view.name, tokens, tokens, now)  # if nobody has told
             self._see(waiting.request, at)
         for request in started:
             if request in at.work:

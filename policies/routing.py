@@ -40,6 +40,7 @@ class _Routing:
 
     def __init__(self) -> None:
         self._backlogs = Backlogs()
+        self._noted: dict[str, str] = {}  # requests by the engine that they were or will be sent to
         self._picked: dict[str, int] = {}  # when each engine was last chosen, as a count
         self._picks = 0
 
@@ -63,11 +64,10 @@ class _Routing:
         self, request: RequestView, engine: str, s: EngineViews, now: float
     ) -> Iterable[Ask]:
         view = s.get(engine)
-        at = self._backlogs.engine_of(request.id)
         if view is None or not view.targets:  # this is where it goes, whoever chose
-            if at != engine:
+            if self._noted.get(request.id) != engine:
                 self._expect(request, engine, self._to_compute(request, view), now)
-        elif at is None:
+        elif request.id not in self._noted:
             choice = self._choose(request, view.targets, s, now)
             best = choice.targets[0]
             self._picks += 1
@@ -83,6 +83,7 @@ class _Routing:
 
     def _expect(self, request: RequestView, engine: str, to_compute: int, now: float) -> None:
         self._forget(request.id)
+        self._noted[request.id] = engine
         tokens = request.description.prompt_tokens
         self._backlogs.expect(request.id, engine, tokens, to_compute, now)
 
@@ -101,6 +102,7 @@ class _Routing:
 
     def _forget(self, request: str) -> None:
         """A request has ended or moved."""
+        self._noted.pop(request, None)
 
 
 class RoundRobin(_Routing):
@@ -136,8 +138,13 @@ class LeastLoaded(_Routing):
 
 
 class _Estimate(NamedTuple):
-    """How a request would fare on an engine; ``cost`` is seconds, or tokens if none has a rate."""
+    """How a request would fare on an engine.
 
+    ``first_token`` is until its first token, ``cost`` also what others would wait for it; in
+    seconds, or in tokens if no engine has a rate.
+    """
+
+    first_token: float
     cost: float
     to_compute: int
     reused_blocks: int
@@ -145,12 +152,14 @@ class _Estimate(NamedTuple):
 
 
 class CacheAwareRouting(_Routing):
-    """The engine that is expected to give the first token soonest.
+    """The engine where the request adds least to what all are expected to wait.
 
-    That takes as long as its backlog and the part of the prompt that it does not hold take to
-    compute, at the rate that it reports, and the part that only a slower tier holds to load. So a
-    session stays with the engine that has its context until waiting there takes longer than
-    computing it anew elsewhere; nothing is weighed but seconds.
+    Its own first token takes as long as the engine's backlog and the part of the prompt that it
+    does not hold take to compute, at the rate that it reports, and the part that only a slower tier
+    holds to load. What it computes, those behind it wait for as well; they will be about as many as
+    wait there now (Little's law). So a session stays with the engine that has its context until
+    that costs more than computing it anew elsewhere, and a long prompt goes where it is in the way
+    of few. Nothing is weighed but seconds.
 
     What was sent to an engine and is not reported yet counts as if it were there, since it will be
     computed before the request that follows. Where residency is unknown, no reuse is assumed.
@@ -192,7 +201,8 @@ class CacheAwareRouting(_Routing):
         targets = tuple(sorted(engines, key=rank))
         best = estimates[targets[0]]
         reused = best.reused_blocks if best.known else "unknown number"
-        expected = f"{best.cost:.1f} s expected" if slowest else f"{best.cost:.0f} tokens ahead"
+        first = best.first_token
+        expected = f"{first:.1f} s expected" if slowest else f"{first:.0f} tokens ahead"
         reason = f"{reused} of {len(hashes)} blocks on {targets[0]}, {expected}"
         return _Choice(targets, best.to_compute, reason)
 
@@ -219,15 +229,17 @@ class CacheAwareRouting(_Routing):
             description.prompt_tokens - reused * size, min(1, description.prompt_tokens)
         )
         known = view is not None and view.residency_known
-        if not slowest:
-            ahead = float(self._backlogs.outstanding(engine))
-            return _Estimate(ahead + to_compute, to_compute, reused, known)
         costs = view.costs if view is not None else None
-        rate = costs.prefill_tokens_per_s if costs is not None else slowest
-        cost = (self._backlogs.ahead(engine, now, rate) + to_compute) / rate
-        if view is not None and reused > fast:
-            cost += _load_s(view, (reused - fast) * size, rate)
-        return _Estimate(cost, to_compute, reused, known)
+        if not slowest:
+            rate, ahead = 1.0, float(self._backlogs.outstanding(engine))
+        else:
+            rate = costs.prefill_tokens_per_s if costs is not None else slowest
+            ahead = self._backlogs.ahead(engine, now, rate)
+        first_token = (ahead + to_compute) / rate
+        if slowest and view is not None and reused > fast:
+            first_token += _load_s(view, (reused - fast) * size, rate)
+        cost = first_token + self._backlogs.num_waiting(engine) * to_compute / rate
+        return _Estimate(first_token, cost, to_compute, reused, known)
 
     def _to_compute(self, request: RequestView, view: EngineView | None) -> int:
         hashes = unpack(request.description.prefix_hashes)
@@ -241,6 +253,7 @@ class CacheAwareRouting(_Routing):
         self._coming.setdefault(engine, Counter()).update(hashes)
 
     def _forget(self, request: str) -> None:
+        super()._forget(request)
         engine, hashes = self._brings.pop(request, ("", ()))
         coming = self._coming.get(engine)
         if coming is None:
