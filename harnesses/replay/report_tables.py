@@ -14,7 +14,8 @@ from hear.harnesses.replay.comparison import (
     costs,
     spell,
 )
-from hear.harnesses.replay.figures import Palette
+from hear.harnesses.replay.figures import Palette, Scene
+from hear.harnesses.replay.metrics import reuse_pct
 from hear.harnesses.replay.results import RunResult
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
@@ -114,6 +115,38 @@ def _cell(cell: Cell) -> str:
     )
     ratio = f'<span class="ratio">{TIMES}{cell.ratio_text}</span>' if cell.ratio_text else ""
     return f"<td{best}>{cell.text}{spread}{ratio}</td>"
+
+
+def engines_table(group: Sequence[Scene], palette: Palette) -> str:
+    """How several engines shared the work, a line a load and policy; nothing for one engine."""
+    engines = sorted(
+        {turn.engine for scene in group for r in scene.runs.values() for turn in r.turns}
+    )
+    if len(engines) < 2:
+        return ""
+    rows = []
+    for scene in group:
+        for policy, run in scene.runs.items():
+            cells = []
+            total = sum(turn.prompt_tokens for turn in run.turns) or 1
+            for engine in engines:
+                mine = [turn for turn in run.turns if turn.engine == engine]
+                share = 100 * sum(turn.prompt_tokens for turn in mine) / total
+                reused = reuse_pct(turn for turn in mine if turn.turn > 1)
+                cells.append(f"<td>{share:.1f}</td><td>{reused:.1f}</td>")
+            rows.append(
+                f'<tr class="policy {palette[policy]}"><th scope="row">{escape(spell(policy))}, '
+                f"{escape(scene.load)}</th>{''.join(cells)}</tr>"
+            )
+    heads = "".join(
+        f'<th scope="col">{escape(engine)}<span class="unit">prompt tokens, %</span></th>'
+        '<th scope="col">reuse<span class="unit">%</span></th>'
+        for engine in engines
+    )
+    return (
+        '<div class="scroll"><table class="costs"><thead><tr><th scope="col">policy</th>'
+        f"{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
 def cost_table(results: Sequence[RunResult], palette: Palette) -> str:
