@@ -60,6 +60,10 @@ class _Engine:
             self.num_waiting -= 1
             self.prefill += work.to_compute
 
+    def seen(self) -> list[str]:
+        """The requests that it has reported."""
+        return [request for request, work in self.work.items() if work.seen]
+
     def drain(self, now: float, rate: float) -> None:
         """Prefill goes on at ``rate`` tokens a second, if that is known; decoding is left out."""
         self.prefill = max(self.prefill - (now - self.drained_s) * rate, 0.0) if rate else 0.0
@@ -135,16 +139,19 @@ class Backlogs:
         at = self._engines.setdefault(view.name, _Engine(view.epoch))
         at.drain(now, view.costs.prefill_tokens_per_s if view.costs is not None else 0.0)
         gone: list[str] = []
-        if at.epoch != view.epoch:  # what it had before has failed; what is on its way has not
-            gone += [request for request, work in at.work.items() if work.seen]
+        if at.epoch != view.epoch:  # what it had has failed; what is on its way to it has not
             at.epoch, at.prefill = view.epoch, 0.0
+            gone = at.seen()
+        elif isinstance(message, QueueSnapshot):
+            gone = [r for r in at.seen() if r not in view.waiting and r not in view.running]
         if isinstance(message, QueueSnapshot):
-            there = {*view.waiting, *view.running}
-            gone += [r for r, work in at.work.items() if work.seen and r not in there]
             started: Iterable[str] = tuple(view.running)
         else:
             gone += message.ended
             started = message.started
+        gone = [request for request in gone if self._where.get(request) == view.name]
+        for request in gone:
+            self.end(request)
         for waiting in message.waiting:
             tokens = waiting.prompt_tokens
             if waiting.request in at.work and at.work[waiting.request].started:
@@ -155,9 +162,6 @@ class Backlogs:
             if request in at.work:
                 self._see(request, at)
                 at.start(at.work[request])
-        gone = [request for request in gone if self._where.get(request) == view.name]
-        for request in gone:
-            self.end(request)
         return gone
 
     def _see(self, request: str, at: _Engine) -> None:
