@@ -137,7 +137,7 @@ class Backlogs:
         self, view: EngineView, message: QueueChanged | QueueSnapshot, now: float
     ) -> Iterable[str]:
         at = self._engines.setdefault(view.name, _Engine(view.epoch))
-        at.drain(now, view.costs.prefill_tokens_per_s if view.costs is not None else 0.0)
+        at.drain(now, max(view.costs.prefill_tokens_per_s, 0.0) if view.costs is not None else 0.0)
         gone: list[str] = []
         if at.epoch != view.epoch:  # what it had has failed; what is on its way to it has not
             at.epoch, at.prefill = view.epoch, 0.0

@@ -183,8 +183,7 @@ class CacheAwareRouting(_Routing):
         self, request: RequestView, engines: Sequence[str], s: EngineViews, now: float
     ) -> _Choice:
         views = {engine: s.get(engine) for engine in engines}
-        costs = [view.costs for view in views.values() if view is not None and view.costs]
-        slowest = min((cost.prefill_tokens_per_s for cost in costs), default=0.0)
+        slowest = min(filter(None, map(_rate, views.values())), default=0.0)
         hashes = unpack(request.description.prefix_hashes)
         estimates = {
             engine: self._estimate(request, hashes, engine, view, slowest, now)
@@ -229,11 +228,10 @@ class CacheAwareRouting(_Routing):
             description.prompt_tokens - reused * size, min(1, description.prompt_tokens)
         )
         known = view is not None and view.residency_known
-        costs = view.costs if view is not None else None
         if not slowest:
             rate, ahead = 1.0, float(self._backlogs.outstanding(engine))
         else:
-            rate = costs.prefill_tokens_per_s if costs is not None else slowest
+            rate = _rate(view) or slowest
             ahead = self._backlogs.ahead(engine, now, rate)
         first_token = (ahead + to_compute) / rate
         if slowest and view is not None and reused > fast:
@@ -265,6 +263,12 @@ class CacheAwareRouting(_Routing):
 
 
 _NOTHING: Counter[int] = Counter()
+
+
+def _rate(view: EngineView | None) -> float:
+    """Prompt tokens that an engine computes in a second; 0 if it has not said so."""
+    costs = view.costs if view is not None else None
+    return max(costs.prefill_tokens_per_s, 0.0) if costs is not None else 0.0
 
 
 def _count_first(hashes: Sequence[int], is_there: Callable[[int], bool]) -> int:

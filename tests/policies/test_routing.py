@@ -405,6 +405,13 @@ def test_an_engine_without_costs_is_as_fast_as_the_slowest(aware: Cluster) -> No
     assert reason(other, "r") == "5 of 10 blocks on b, 1.0 s expected"
 
 
+@pytest.mark.parametrize("rate", [0.0, -5.0])
+def test_a_rate_that_is_none_counts_as_not_known(aware: Cluster, rate: float) -> None:
+    aware.introduce("b", rate=rate)
+    aware.holds("b", PROMPT[:5])
+    assert reason(aware, "r") == "5 of 10 blocks on b, 0.5 s expected"
+
+
 def test_where_no_cost_is_known_tokens_are_compared() -> None:
     cluster = Cluster(CacheAwareRouting(), costs=False)
     cluster.holds("b", PROMPT[:5])
