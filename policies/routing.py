@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hear.blocks import unpack
 from hear.engine_view import EngineView, EngineViews
+from hear.errors import ConfigError
 from hear.harness_view import HarnessView, RequestView
 from hear.messages import (
     Key,
@@ -165,7 +166,6 @@ class CacheAwareRouting(_Routing):
     computed before the request that follows. Where residency is unknown, no reuse is assumed.
     """
 
-    name = "cache-aware-routing"
     observes = (
         *_INTENT,
         "state.*.*.queue.>",
@@ -174,8 +174,20 @@ class CacheAwareRouting(_Routing):
         "state.*.*.costs.>",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, others: float = 1.0) -> None:
+        """``others`` is how much a second of the others' waiting counts against one of its own.
+
+        With 0 each request looks for its own first token alone: then sessions wait longer on
+        average, and the longest prompts less.
+
+        Raises:
+            ConfigError: it is not in [0, 1].
+        """
         super().__init__()
+        if not 0 <= others <= 1:
+            raise ConfigError(f"cache-aware-routing: others {others}, expected a number in [0, 1]")
+        self.name = "cache-aware-routing" if others == 1 else f"cache-aware-routing:{others:g}"
+        self._others = others
         self._coming: dict[str, Counter[int]] = {}  # by engine, blocks and how many bring them
         self._brings: dict[str, tuple[str, Sequence[int]]] = {}  # by request
 
@@ -236,7 +248,8 @@ class CacheAwareRouting(_Routing):
         first_token = (ahead + to_compute) / rate
         if slowest and view is not None and reused > fast:
             first_token += _load_s(view, (reused - fast) * size, rate)
-        cost = first_token + self._backlogs.num_waiting(engine) * to_compute / rate
+        behind = self._backlogs.num_waiting(engine)
+        cost = first_token + self._others * behind * to_compute / rate
         return _Estimate(first_token, cost, to_compute, reused, known)
 
     def _to_compute(self, request: RequestView, view: EngineView | None) -> int:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hear.errors import ConfigError
 from hear.messages import (
     BlocksCleared,
     CapabilitiesReported,
@@ -104,7 +105,7 @@ class Cluster(Stage):
 EVERY = [RoundRobin, LeastLoaded, CacheAwareRouting]
 
 
-@pytest.fixture(params=EVERY, ids=lambda policy: policy.name)
+@pytest.fixture(params=EVERY, ids=lambda policy: policy.__name__)
 def any_cluster(request: pytest.FixtureRequest) -> Cluster:
     return Cluster(request.param())
 
@@ -312,6 +313,23 @@ def test_what_it_computes_those_behind_it_wait_for(
         aware.queues(other, f"at {other}", 200 if other == "c" else 900)
         aware.starts(other, f"at {other}")
     assert aware.ask("r", PROMPT) == engine
+
+
+def test_without_regard_for_others_the_first_token_of_its_own_counts_alone() -> None:
+    greedy = Cluster(CacheAwareRouting(others=0))
+    greedy.queues("a", "x", 25)
+    greedy.queues("a", "y", 25)
+    for other in ("b", "c"):
+        greedy.queues(other, f"at {other}", 200)
+        greedy.starts(other, f"at {other}")
+    assert greedy.ask("r", PROMPT) == "a"
+    assert greedy.policy.name == "cache-aware-routing:0"
+
+
+@pytest.mark.parametrize("others", [-0.1, 1.1, float("nan")])
+def test_a_regard_for_others_that_makes_no_sense_is_refused(others: float) -> None:
+    with pytest.raises(ConfigError, match=r"others .*, expected a number in \[0, 1\]"):
+        CacheAwareRouting(others)
 
 
 def test_a_request_that_runs_is_computed_as_time_passes(aware: Cluster) -> None:
