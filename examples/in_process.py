@@ -53,7 +53,7 @@ async def main() -> None:
                 reused = sum(outcome.reused_tokens.values())
                 print(f"{name}: {reused} of {outcome.prompt_tokens} prompt tokens reused")
             controls += isinstance(outcome, OperationOutcome) and outcome.status != "accepted"
-    print(f"{controls} controls have ended, {cluster.worker.num_open} are open")
+    print(f"{controls} controls have ended, {cluster.num_open} are open")
 
 
 if __name__ == "__main__":

@@ -55,6 +55,11 @@ class EngineView:
         self._heard_s: dict[str, float] = {}
         self._asked_s: dict[str, float] = {}
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The engines that a pool sends requests to; none of an engine that serves by itself."""
+        return self.capabilities.targets if self.capabilities is not None else ()
+
     def age_s(self, stream: str, now: float) -> float | None:
         """Seconds since ``stream`` (residency, queue, pressure, ...) was heard; None if never."""
         heard = self._heard_s.get(stream)

@@ -125,10 +125,12 @@ class HarnessView:
             if key.request in self._completed:
                 return  # its outcome took the shorter way
             view = RequestView(key.request, key, message, time_s, message.ready)
+            if known is not None:  # said again, as when a pool has found an engine for it
+                view.described_s, view.accepted = known.described_s, known.accepted
             self._keep(self.requests, key.request, view, self._max_requests)
             if key.context is not None:
                 context = self._context(key)
-                if context.last_completed_s is not None:
+                if known is None and context.last_completed_s is not None:
                     context.gaps_s.append(max(time_s - context.last_completed_s, 0.0))
                     del context.gaps_s[:-MAX_GAPS]
                 context.pause = context.paused_s = None

@@ -57,7 +57,9 @@ class Guard:
                 # A bound for a request that comes much later would not be kept for it.
                 known = h.requests.get(key.request)
                 if message.ready and known is not None and known.key.engine is not None:
-                    yield from self._guard(key.request, known.key.engine)
+                    engine = s.get(known.key.engine)
+                    if engine is None or not engine.targets:  # a pool has no queue of its own
+                        yield from self._guard(key.request, known.key.engine)
 
     def _guard(self, request: str, engine: str) -> Iterable[Ask]:
         if self._guarded.get(request) == engine:

@@ -1,4 +1,4 @@
-"""A harness and two engines, played to one policy as its runner would, without a bus.
+"""A harness and a pool of two engines, played to one policy as its runner would, without a bus.
 
 Owns what the checks of ``hear.policies.testing`` have in common: what is said, and that each
 answer of the policy is one that it may give. It must not know which policy it plays to.
@@ -41,6 +41,7 @@ from hear.subjects import Matcher, subject
 
 TIMEOUT_S = 10.0
 ENGINES = ("engine0", "engine1")
+POOL = "pool"
 BLOCK_SIZE = 16
 NUM_BLOCKS = 4
 
@@ -70,12 +71,13 @@ class World:
         self.now = 0.0
         self.said: list[Envelope] = []
         self._harness = Sequencer("harness")
-        self._engines = {name: Sequencer(name) for name in ENGINES}
+        self._engines = {name: Sequencer(name) for name in (*ENGINES, POOL)}
 
     def begin(self) -> None:
-        """The engines introduce themselves."""
+        """The engines introduce themselves, and their pool."""
         for engine in ENGINES:
             self.introduce(engine)
+        self.snapshot(POOL, CapabilitiesReported(controls=("route",), targets=ENGINES))
 
     def introduce(self, engine: str) -> None:
         for message in (
@@ -104,7 +106,9 @@ class World:
 
     # -- the life of one request, on a context of its own or a later turn of one ----------------
 
-    def describe(self, context: int, turn: int = 1, *, ready: bool = True) -> None:
+    def describe(
+        self, context: int, turn: int = 1, *, ready: bool = True, engine: str | None = None
+    ) -> None:
         if turn == 1:
             self.intent(ContextOpened(), context=context_of(context))
         described = RequestDescribed(
@@ -119,7 +123,7 @@ class World:
             request=request_of(context, turn),
             context=context_of(context),
             context_version=turn,
-            engine=engine_of(context),
+            engine=engine or engine_of(context),
         )
 
     def outcome(self, context: int, turn: int, outcome: RequestOutcome) -> None:
@@ -159,7 +163,9 @@ class World:
     def serve(self, context: int) -> Iterator[None]:
         """Two turns from beginning to end, a burst at a time."""
         for turn in (1, 2):
-            self.describe(context, turn)
+            self.describe(context, turn, engine=POOL)
+            yield
+            self.describe(context, turn)  # the pool has found an engine for it
             yield
             self.wait(context, turn)
             yield
@@ -254,7 +260,10 @@ class Rehearsal:
             raise AssertionError(f"broken promise of the policy: {self._scene}: {error}") from error
         if isinstance(message, Control):
             what = f"{self._scene}: {envelope.kind}"
-            require(key.engine in ENGINES, f"{what} names an engine that is there: {key.engine}")
+            require(
+                key.engine in (*ENGINES, POOL),
+                f"{what} names an engine that is there: {key.engine}",
+            )
             axis = AXES[type(message)]
             if axis in ("retention", "placement"):
                 require(key.context is not None, f"{what} names its context")

@@ -1,8 +1,8 @@
 """Checks that any policy can be put through (``hear.seams.Policy``), a user's own as well.
 
 ``check_policy`` runs them all; ``CHECKS`` lists them, so that a test suite can name each. A check
-takes a factory and makes its own policies with it, plays a harness and two engines to them, and
-raises ``AssertionError`` that says which promise was broken. None waits for the clock.
+takes a factory and makes its own policies with it, plays a harness and a pool of two engines to
+them, and raises ``AssertionError`` that says which promise was broken. None waits for the clock.
 
 It must not know which policy it checks, nor any test framework.
 """
@@ -37,6 +37,7 @@ from hear.messages import (
 )
 from hear.policies.rehearsal import (
     ENGINES,
+    POOL,
     TIMEOUT_S,
     Rehearsal,
     World,
@@ -111,6 +112,8 @@ async def check_gap(factory: PolicyFactory, remembers: int) -> None:
     for context in range(4):
         world.describe(context)
         world.wait(context)
+    for context in (30, 31):
+        world.describe(context, engine=POOL)
     rehearsal.decide()
     for lost in (0, 1):
         world.store(lost)
@@ -121,6 +124,7 @@ async def check_gap(factory: PolicyFactory, remembers: int) -> None:
         rehearsal.decide()
         world.describe(context + 10)
         world.wait(context + 10)
+        world.describe(context + 20, engine=POOL)
         rehearsal.decide()
     for engine in ENGINES:
         mine = [c for c in (2, 3, 12, 13) if engine_of(c) == engine]
@@ -156,6 +160,8 @@ async def check_restart(factory: PolicyFactory, remembers: int) -> None:
                 failed = RequestOutcome(status="failed", reason="engine_restarted")
                 world.outcome(context, 1, failed)
         world.restart(engine)
+        rehearsal.decide()
+        world.describe(4, engine=POOL)
         rehearsal.decide()
     for context in range(4):  # the harness sends them again, under the same names
         world.describe(context)
@@ -241,6 +247,13 @@ async def check_disorder(factory: PolicyFactory, remembers: int) -> None:
         world.engine(ENGINES[0], RequestOutcome(status="completed"), request=request)
         rehearsal.decide()
     world.intent(RequestDescribed(), engine=ENGINES[0])
+    rehearsal.decide()
+    world.intent(RequestDescribed(), request="bare", engine=POOL)
+    world.describe(9, ready=False, engine=POOL)
+    rehearsal.decide()
+    world.intent(RequestReadinessChanged(ready=True), request=request_of(9, 1))
+    rehearsal.decide()
+    world.describe(9, engine=POOL)  # said again, and then not sent at all
     rehearsal.decide()
     rehearsal.play(world.serve(20))
     await trio.lowlevel.checkpoint()
@@ -330,7 +343,7 @@ async def check_runner(factory: PolicyFactory, remembers: int) -> None:
     finished = False
     with trio.move_on_after(TIMEOUT_S):
         async with trio.open_nursery() as nursery:
-            for engine in ENGINES:
+            for engine in (*ENGINES, POOL):
                 await nursery.start(answer, engine)
             await nursery.start(runner.run)
             world.begin()

@@ -6,6 +6,7 @@ bound is passed by a later one that has not. It also keeps the samples that the 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import trio
@@ -53,8 +54,21 @@ class _Bound(NamedTuple):
     max_wait_s: float
 
 
+@dataclass(slots=True)
+class _Engine:
+    """One engine, as far as it was heard: who waits, and the bounds that hold, by request."""
+
+    waiting: dict[str, WaitingRequest] = field(default_factory=dict)
+    bounds: dict[str, _Bound] = field(default_factory=dict)
+    sample: Sample | None = None
+
+    def is_overdue(self, waiting: WaitingRequest, now: float) -> bool:
+        bound = self.bounds.get(waiting.request)
+        return bound is not None and now - waiting.since_s > bound.max_wait_s + _ROUNDING_S
+
+
 class Audit:
-    """Follows one run on one engine. ``hear`` takes one message, ``run`` takes them off a bus.
+    """Follows one run. ``hear`` takes one message, ``run`` takes them off a bus.
 
     ``tap`` is given all that is heard, in batches, and the time. It is here so that what is
     recorded and what is checked are the same, and so that a run goes alike with it and without.
@@ -68,8 +82,7 @@ class Audit:
         self.guard_violations = 0
         self._sent: dict[str, _Sent] = {}
         self._asked: dict[str, tuple[str, _Bound]] = {}
-        self._bounds: dict[str, _Bound] = {}
-        self._waiting: dict[str, WaitingRequest] = {}
+        self._engines: dict[str, _Engine] = {}
 
     async def run(
         self, bus: Bus, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -99,6 +112,7 @@ class Audit:
             message = open_body(envelope)
         except RemoteProtocolError:
             return  # a policy asked for what cannot be read; its engine has to say so
+        engine = self._engines.setdefault(envelope.key.engine or envelope.source, _Engine())
         match message:
             case BoundWait() if operation is not None and envelope.key.request is not None:
                 bound = _Bound(operation, envelope.source, message.max_wait_s)
@@ -106,32 +120,34 @@ class Audit:
             case Withdraw() if operation is not None:
                 self._sent[operation].withdraws = envelope.source
             case OperationOutcome() if operation is not None:
-                self._hear_outcome(operation, message)
+                self._hear_outcome(engine, operation, message)
             case QueueChanged():
-                self._check_order(message, envelope.time_s)
+                self._check_order(engine, message, envelope.time_s)
             case QueueSnapshot():
-                self._waiting = {w.request: w for w in message.waiting}
+                engine.waiting = {w.request: w for w in message.waiting}
             case PressureReported():
-                self._sample(message, envelope.time_s)
+                self._sample(engine, message, envelope.time_s)
 
     # -- operations ---------------------------------------------------------------------------
 
-    def _hear_outcome(self, operation: str, outcome: OperationOutcome) -> None:
+    def _hear_outcome(self, engine: _Engine, operation: str, outcome: OperationOutcome) -> None:
         if outcome.status == "accepted":
             if operation in self._asked:
                 request, bound = self._asked[operation]
-                self._bounds[request] = bound
+                engine.bounds[request] = bound
         elif outcome.status in TERMINAL:
             sent = self._sent.setdefault(operation, _Sent())
             if sent.end is None:
                 sent.end = outcome
                 self.outcomes[outcome.status] += 1
-                self._end_bounds(operation, sent, outcome)
+                self._end_bounds(engine, operation, sent, outcome)
             elif sent.end != outcome:
                 sent.num_ends = max(sent.num_ends, sent.times) + 1  # said once, but otherwise
             sent.num_ends += 1
 
-    def _end_bounds(self, operation: str, sent: _Sent, outcome: OperationOutcome) -> None:
+    def _end_bounds(
+        self, engine: _Engine, operation: str, sent: _Sent, outcome: OperationOutcome
+    ) -> None:
         """Drop the bounds that hold no more; one that was kept to its end may be asked for again.
 
         A request that is preempted after it has started is still guarded.
@@ -139,11 +155,11 @@ class Audit:
         asked = self._asked.pop(operation, None)
         if asked is not None and outcome.status != "completed":
             request, bound = asked
-            if self._bounds.get(request) == bound:
-                del self._bounds[request]
+            if engine.bounds.get(request) == bound:
+                del engine.bounds[request]
         if sent.withdraws is not None and outcome.status == "completed":
-            kept = self._bounds.items()
-            self._bounds = {r: b for r, b in kept if b.source != sent.withdraws}
+            kept = engine.bounds.items()
+            engine.bounds = {r: b for r, b in kept if b.source != sent.withdraws}
 
     @property
     def num_open(self) -> int:
@@ -152,43 +168,49 @@ class Audit:
 
     # -- waiting ------------------------------------------------------------------------------
 
-    def _check_order(self, change: QueueChanged, now: float) -> None:
+    def _check_order(self, engine: _Engine, change: QueueChanged, now: float) -> None:
         # Who starts without having been seen to wait has come since the last report.
         started = [
-            self._waiting.pop(request, WaitingRequest(request=request, since_s=now))
+            engine.waiting.pop(request, WaitingRequest(request=request, since_s=now))
             for request in change.started
         ]
         for request in change.ended:
-            self._waiting.pop(request, None)
-            self._bounds.pop(request, None)
-        if started and self._bounds:
+            engine.waiting.pop(request, None)
+            engine.bounds.pop(request, None)
+        if started and engine.bounds:
             overdue = min(
-                (w.since_s for w in self._waiting.values() if self._is_overdue(w, now)),
+                (w.since_s for w in engine.waiting.values() if engine.is_overdue(w, now)),
                 default=now,
             )
             for passing in started:
-                if passing.since_s > overdue and not self._is_overdue(passing, now):
+                if passing.since_s > overdue and not engine.is_overdue(passing, now):
                     self.guard_violations += 1
         for waiting in change.waiting:
-            self._waiting[waiting.request] = waiting
+            engine.waiting[waiting.request] = waiting
 
-    def _is_overdue(self, waiting: WaitingRequest, now: float) -> bool:
-        bound = self._bounds.get(waiting.request)
-        return bound is not None and now - waiting.since_s > bound.max_wait_s + _ROUNDING_S
-
-    def _sample(self, pressure: PressureReported, now: float) -> None:
+    def _sample(self, engine: _Engine, pressure: PressureReported, now: float) -> None:
         for tier in pressure.tiers:
             if tier.tier == "gpu":
-                self.samples.append(
-                    Sample(
-                        time_s=now,
-                        waiting=pressure.num_waiting,
-                        running=pressure.num_running,
-                        gpu_used=tier.used / tier.num_blocks,
-                        gpu_cached=tier.cached / tier.num_blocks,
-                        restored_tokens=pressure.restored_tokens,
-                    )
+                engine.sample = Sample(
+                    time_s=now,
+                    waiting=pressure.num_waiting,
+                    running=pressure.num_running,
+                    gpu_used=tier.used / tier.num_blocks,
+                    gpu_cached=tier.cached / tier.num_blocks,
+                    restored_tokens=pressure.restored_tokens,
                 )
+                self.samples.append(self._together(now))
+
+    def _together(self, now: float) -> Sample:
+        last = [engine.sample for engine in self._engines.values() if engine.sample is not None]
+        return Sample(
+            time_s=now,
+            waiting=sum(sample.waiting for sample in last),
+            running=sum(sample.running for sample in last),
+            gpu_used=sum(sample.gpu_used for sample in last) / len(last),
+            gpu_cached=sum(sample.gpu_cached for sample in last) / len(last),
+            restored_tokens=sum(sample.restored_tokens for sample in last),
+        )
 
     # -- what came of it ----------------------------------------------------------------------
 

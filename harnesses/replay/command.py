@@ -40,6 +40,8 @@ DEFAULTS: dict[str, dict[str, str]] = {
     f"FILE{SUFFIX}": {"engine": "", "policy": PAPER_MOONCAKE},
 }
 DEFAULT_SEED = "1"
+MAX_LOAD = 10_000
+MAX_ENGINES = 256
 MAX_COUNT = 1_000_000  # of jobs, sessions or tokens; more is a slip of the keyboard
 
 _T = TypeVar("_T")
@@ -66,7 +68,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
             "(default: the paper's)",
         )
         sub.add_argument(
-            "--load", default="100", metavar="N,N,...", help="percent of the sessions (100)"
+            "--load",
+            default="100",
+            metavar="N,N,...",
+            help="percent of the sessions (100); above 100, "
+            "further windows of the Mooncake trace are laid over the first",
         )
         sub.add_argument(
             "--seed", default=DEFAULT_SEED, metavar="N,N,...", help=f"seeds ({DEFAULT_SEED})"
@@ -77,6 +83,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
             metavar="NAME|FILE",
             help="profile of the simulated engine, or a TOML file "
             f"({DEFAULTS[name]['engine'] or 'the one nearest to what was recorded'})",
+        )
+        sub.add_argument(
+            "--engines",
+            type=_engines,
+            default=1,
+            metavar="N",
+            help="how many such engines, from two on behind a pool (1)",
         )
         sub.add_argument(
             "--jobs", type=_positive, default=os.cpu_count() or 1, help="runs at a time"
@@ -244,6 +257,7 @@ def _plan(namespace: argparse.Namespace) -> Plan:
         seeds=_once("--seed", [_seed(word) for word in namespace.seed.split(",")]),
         loop=getattr(namespace, "loop", "closed"),
         record=None if namespace.record is None else str(namespace.record),
+        engines=namespace.engines,
     )
 
 
@@ -298,8 +312,8 @@ def _load(word: str) -> float:
         load = float(word)
     except ValueError:
         load = math.nan
-    if not 0 < load <= 100:
-        raise ConfigError(f"--load {word!r}: expected percents above 0 and at most 100")
+    if not 0 < load <= MAX_LOAD:
+        raise ConfigError(f"--load {word!r}: expected percents above 0 and at most {MAX_LOAD}")
     return load
 
 
@@ -333,6 +347,13 @@ def _positive(word: str) -> int:
         raise argparse.ArgumentTypeError(
             f"got {word!r}, expected a whole number of at least 1 and at most {MAX_COUNT}"
         )
+    return number
+
+
+def _engines(word: str) -> int:
+    number = _positive(word)
+    if number > MAX_ENGINES:
+        raise argparse.ArgumentTypeError(f"got {word!r}, expected at most {MAX_ENGINES} engines")
     return number
 
 

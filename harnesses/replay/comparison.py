@@ -1,4 +1,4 @@
-"""Runs side by side: what several seeds of one policy come to, and how each stands to FCFS.
+"""Runs side by side: what several seeds of one policy come to, and how each stands to a baseline.
 
 Owns the arithmetic and the number formats that the terminal table and the page share, so that
 both say the same. Knows nothing of how either is drawn.
@@ -13,7 +13,8 @@ from typing import Final
 
 from hear.harnesses.replay.results import Row, RunResult
 
-BASELINE: Final = "fcfs"
+BASELINES: Final = ("fcfs", "round-robin")
+"""What the others are compared with: the first of these that was run."""
 CATEGORIES: Final = ("intent", "control", "state", "outcome")
 
 
@@ -40,9 +41,10 @@ METRICS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One metric of one policy. ``ratio`` above 1 is better than FCFS, None where there is none.
+    """One metric of one policy.
 
-    ``mean`` is None where nothing was measured. The spread is over seeds.
+    ``ratio`` above 1 is better than the baseline, and None where there is none. ``mean`` is None
+    where nothing was measured. The spread is over seeds.
     """
 
     mean: float | None
@@ -85,7 +87,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All policies on one workload, engine and load: one block of the paper's Table 4."""
+    """All policies on one workload, engine and load: one block of the paper's Table 4.
+
+    ``engine`` says how many there are, if it is not one.
+    """
 
     workload: str
     engine: str
@@ -99,16 +104,22 @@ class Comparison:
         return tuple(metric for metric in METRICS if batch or metric.field != "batch_s")
 
 
-def is_baseline(policy: str) -> bool:
-    """Whether ``policy`` is what the others are compared with."""
-    return policy.strip().lower() == BASELINE
+def baseline_of(policies: Iterable[str]) -> str | None:
+    """Which of the policies the others are compared with; None if there is none."""
+    run = {policy.strip().lower(): policy for policy in policies}
+    return next((run[name] for name in BASELINES if name in run), None)
+
+
+def served_by(row: Row) -> str:
+    """The engines of a row in words."""
+    return row.engine if row.engines == 1 else f"{row.engines} x {row.engine}"
 
 
 def compare(rows: Iterable[Row]) -> tuple[Comparison, ...]:
-    """Group rows by workload, engine and load; loads ascend, all else keeps its order."""
+    """Group rows by workload, engines and load; loads ascend, all else keeps its order."""
     groups: dict[tuple[str, str], dict[float, dict[str, list[Row]]]] = {}
     for row in rows:
-        loads = groups.setdefault((row.workload, row.engine), {})
+        loads = groups.setdefault((row.workload, served_by(row)), {})
         loads.setdefault(row.load, {}).setdefault(row.policy, []).append(row)
     return tuple(
         Comparison(workload, engine, load, _lines(loads[load]))
@@ -118,7 +129,7 @@ def compare(rows: Iterable[Row]) -> tuple[Comparison, ...]:
 
 
 def _lines(policies: dict[str, list[Row]]) -> tuple[Line, ...]:
-    baseline = next((rows for policy, rows in policies.items() if is_baseline(policy)), [])
+    baseline = policies.get(baseline_of(policies) or "", [])
     columns = {metric.field: _column(metric, policies, baseline) for metric in METRICS}
     return tuple(
         Line(
@@ -169,7 +180,7 @@ def _mean(metric: Metric, rows: Iterable[Row]) -> float | None:
 
 
 def _ratio(metric: Metric, rows: Sequence[Row], baseline: Sequence[Row]) -> float | None:
-    """How many times better than FCFS, over the seeds that both have run."""
+    """How many times better than the baseline, over the seeds that both have run."""
     seeds = {row.seed for row in rows} & {row.seed for row in baseline}
     mine = _mean(metric, (row for row in rows if row.seed in seeds))
     base = _mean(metric, (row for row in baseline if row.seed in seeds))
@@ -278,7 +289,7 @@ def check(results: Sequence[RunResult]) -> Checks:
 
 def run_name(row: Row) -> str:
     """A run in words, to say where something happened."""
-    return f"{row.workload}, {row.engine}, {row.load:g}% load, {row.policy}, seed {row.seed}"
+    return f"{row.workload}, {served_by(row)}, {row.load:g}% load, {row.policy}, seed {row.seed}"
 
 
 def spell(policy: str) -> str:

@@ -24,7 +24,7 @@ from hear.harnesses.replay.charts import (
     logarithmic,
     summarise,
 )
-from hear.harnesses.replay.comparison import Comparison, is_baseline, spell
+from hear.harnesses.replay.comparison import Comparison, baseline_of, served_by, spell
 from hear.harnesses.replay.results import RunResult, Sample, TurnRecord
 
 BUCKETS: Final = 180
@@ -55,7 +55,7 @@ def scenes(comparisons: Sequence[Comparison], results: Sequence[RunResult]) -> t
     made = []
     for comparison in comparisons:
         place = (comparison.workload, comparison.engine, comparison.load)
-        here = [r for r in results if (r.row.workload, r.row.engine, r.row.load) == place]
+        here = [r for r in results if (r.row.workload, served_by(r.row), r.row.load) == place]
         seeds = Counter(seed for line in comparison.lines for seed in set(line.seeds))
         seed = max(seeds, key=lambda seed: (seeds[seed], -seed))
         runs: dict[str, RunResult] = {}
@@ -68,11 +68,12 @@ def scenes(comparisons: Sequence[Comparison], results: Sequence[RunResult]) -> t
 
 
 class Palette:
-    """A class of the style sheet for each policy: FCFS is ``p0``, and colours come round again."""
+    """A class of the style sheet for each policy: ``p0`` is the baseline; colours come again."""
 
     def __init__(self, results: Sequence[RunResult]) -> None:
         policies = dict.fromkeys(result.row.policy for result in results)
-        others = [policy for policy in policies if not is_baseline(policy)]
+        baseline = baseline_of(policies)
+        others = [policy for policy in policies if policy != baseline]
         self.styles = {policy: "p0" for policy in policies}
         for index, policy in enumerate(others):
             again = f" again{index // COLOURS}" if index >= COLOURS else ""
@@ -116,7 +117,7 @@ def occupancy_chart(
     for result in results:
         row = result.row
         if result.samples:
-            key = (row.workload, row.engine, row.load, row.policy)
+            key = (row.workload, served_by(row), row.load, row.policy)
             shares.setdefault(key, []).append(occupancy(result.samples))
     groups = []
     for comparison in group:

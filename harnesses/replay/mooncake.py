@@ -9,6 +9,7 @@ stands for one block of 512 tokens and for the whole prefix before it.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,8 @@ from hear.harnesses.replay.lines import read_lines, shipped
 from hear.harnesses.replay.workload import Session, Turn, Workload
 
 BLOCK_SIZE = 512
-SHIPPED = "mooncake_conversation_900s.jsonl.gz"
+SHIPPED = "mooncake_conversation.jsonl.gz"
+SHIPPED_WINDOW = (0.0, 900.0)
 
 _NotNegative = Annotated[int, Meta(ge=0)]
 _Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -42,6 +44,7 @@ def load(
     *,
     window: tuple[float, float] | None = None,
     max_tokens: int = 40_960,
+    layer: int = 0,
 ) -> Workload:
     """Load a Mooncake trace; without a path, the first 900 s of the conversation trace.
 
@@ -50,16 +53,71 @@ def load(
     together, are left out, the other turns of their sessions stay and are counted anew from 1. A
     session keeps the number that it has in the whole trace. An output is at least one token.
 
+    A ``layer`` above 0 is what that many windows later there is to lay over the first: the turns
+    that arrive in that window, of the sessions that begin in it. So no two layers share a session.
+
     A trace without session fields (the published ones) has its sessions reconstructed by
     ``reconstruct_sessions`` over all its rows, before window and length choose.
 
     Raises:
-        ConfigError: the file, one of its lines or the window cannot be used.
+        ConfigError: the file, one of its lines or the window cannot be used, or the trace ends
+            before the layer begins.
     """
     source = shipped(SHIPPED) if path is None else path
+    if window is None and path is None:
+        window = SHIPPED_WINDOW
     start, end = window if window is not None else (0.0, float("inf"))
     if not 0 <= start < end:
         raise ConfigError(f"window: got {start:g} to {end:g} s, expected 0 <= start < end")
+    rows = _read(source)
+    last_s = rows[-1].timestamp / 1000
+    if layer:
+        start, end = start + layer * (end - start), end + layer * (end - start)
+        if not start <= last_s:  # nor without a window, which leaves nothing to lay over it
+            raise ConfigError(
+                f"load: {source} ends after {last_s:g} s, expected at most {100 * layer}% of its "
+                f"window{'' if window else ', the whole of it'}"
+            )
+    told = [row.session for row in rows if row.session is not None]
+    numbers = told or reconstruct_sessions(rows)
+    begins: dict[int, float] = {}
+    hashes: dict[tuple[int | None, int], int] = {}
+    turns: dict[int, list[Turn]] = defaultdict(list)
+    arrived = 0
+    for row, session in zip(rows, numbers, strict=True):
+        begun = begins.setdefault(session, row.timestamp)
+        if not start * 1000 <= row.timestamp < end * 1000 or (layer and begun < start * 1000):
+            continue
+        arrived += 1
+        output_tokens = max(1, row.output_length)
+        if row.input_length + output_tokens > max_tokens:
+            continue
+        turns[session].append(
+            Turn(
+                prompt_tokens=row.input_length,
+                output_tokens=output_tokens,
+                prompt_hashes=_prompt_hashes(row, hashes),
+                at_s=row.timestamp / 1000 - start,
+            )
+        )
+    if not arrived:
+        raise ConfigError(
+            f"{source}: window: got {start:g} to {end:g} s, in which no request arrives, "
+            f"expected one within {rows[0].timestamp / 1000:g} to {last_s:g} s"
+        )
+    if not turns:
+        raise ConfigError(
+            f"{source}: max_tokens: got {max_tokens}, expected as many as the shortest of the "
+            f"{arrived} requests in the window has"
+        )
+    sessions = tuple(
+        Session(id=f"mooncake-{number:05d}", turns=tuple(its), start_s=its[0].at_s or 0.0)
+        for number, its in turns.items()
+    )
+    return Workload(name="mooncake", block_size=BLOCK_SIZE, sessions=sessions)
+
+
+def _read(source: Path | Traversable) -> list[Row]:
     rows: list[Row] = []
     last_turn: dict[int, int] = defaultdict(int)
     for number, row in read_lines(source, Row):
@@ -75,43 +133,7 @@ def load(
         rows.append(row)
     if not rows:
         raise ConfigError(f"{source}: got no request at all, expected one JSON object a line")
-
-    told = [row.session for row in rows if row.session is not None]
-    numbers = told or reconstruct_sessions(rows)
-    hashes: dict[tuple[int | None, int], int] = {}
-    turns: dict[int, list[Turn]] = defaultdict(list)
-    arrived = 0
-    for row, session in zip(rows, numbers, strict=True):
-        if not start * 1000 <= row.timestamp < end * 1000:
-            continue
-        arrived += 1
-        output_tokens = max(1, row.output_length)
-        if row.input_length + output_tokens > max_tokens:
-            continue
-        turns[session].append(
-            Turn(
-                prompt_tokens=row.input_length,
-                output_tokens=output_tokens,
-                prompt_hashes=_prompt_hashes(row, hashes),
-                at_s=row.timestamp / 1000 - start,
-            )
-        )
-    if not arrived:
-        first_s, last_s = rows[0].timestamp / 1000, rows[-1].timestamp / 1000
-        raise ConfigError(
-            f"{source}: window: got {start:g} to {end:g} s, in which no request arrives, "
-            f"expected one within {first_s:g} to {last_s:g} s"
-        )
-    if not turns:
-        raise ConfigError(
-            f"{source}: max_tokens: got {max_tokens}, expected as many as the shortest of the "
-            f"{arrived} requests in the window has"
-        )
-    sessions = tuple(
-        Session(id=f"mooncake-{number:05d}", turns=tuple(its), start_s=its[0].at_s or 0.0)
-        for number, its in turns.items()
-    )
-    return Workload(name="mooncake", block_size=BLOCK_SIZE, sessions=sessions)
+    return rows
 
 
 def _check(where: str, row: Row, before: Row | None) -> None:

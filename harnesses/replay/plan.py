@@ -4,6 +4,7 @@ A plan is plain data, so that it can be handed to another process, which then ma
 workload from it.
 """
 
+import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from hear.errors import ConfigError
 from hear.harnesses.replay import agentic, mooncake, recorded, scbench
 from hear.harnesses.replay.output import recording
 from hear.harnesses.replay.results import RunResult
@@ -35,8 +37,27 @@ class Source(Struct, frozen=True, kw_only=True):
     rate: float | None = None
     loop: Loop = "closed"
 
-    def load(self, seed: int) -> Workload:
-        """Make the workload.
+    def sampled(self, load: float, seed: int) -> Workload:
+        """Make the workload at a load, in percent of its sessions.
+
+        Above 100%, as many further windows of the trace are laid over the first as are needed, the
+        last of them sampled. So what a load keeps, a higher one keeps too.
+
+        Raises:
+            ConfigError: a file or an option cannot be used, or there are not so many sessions.
+        """
+        num_layers = max(math.ceil(load / 100), 1)
+        if num_layers > 1 and self.name != "mooncake":
+            raise ConfigError(
+                f"load: got {load:g}%, expected at most 100% of {self.name}"
+                + ("; more --sessions at a higher --rate are more load" * (self.name == "scbench"))
+            )
+        layers = [self.load(seed, layer) for layer in range(num_layers)]
+        layers[-1] = layers[-1].sample(load - 100 * (num_layers - 1), seed)
+        return layers[0].overlaid(layers[1:])
+
+    def load(self, seed: int, layer: int = 0) -> Workload:
+        """Make the workload, or a layer to lay over it (``mooncake.load``).
 
         Raises:
             ConfigError: a file or an option cannot be used.
@@ -46,7 +67,7 @@ class Source(Struct, frozen=True, kw_only=True):
         if self.name == "recorded" and path is not None:
             return recorded.load(path, loop=self.loop, **limit).workload
         if self.name == "mooncake":
-            return mooncake.load(path, window=self.window, **limit)
+            return mooncake.load(path, window=self.window, layer=layer, **limit)
         rate: dict[str, Any] = {} if self.rate is None else {"rate": self.rate}
         if self.name == "agentic":
             return agentic.load(path, seed=seed, **limit, **rate)
@@ -63,10 +84,11 @@ class Run(Struct, frozen=True, kw_only=True):
     seed: int
     loop: Loop = "closed"
     record: str | None = None
+    engines: int = 1
 
     def workload(self) -> Workload:
         """What it replays: the source, sampled to its load."""
-        return self.source.load(self.seed).sample(self.load, self.seed)
+        return self.source.sampled(self.load, self.seed)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -79,6 +101,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     loop: Loop = "closed"
     record: str | None = None
+    engines: int = 1
 
     def runs(self) -> list[Run]:
         """One run for each load, policy and seed."""
@@ -91,6 +114,7 @@ class Plan(Struct, frozen=True, kw_only=True):
                 seed=seed,
                 loop=self.loop,
                 record=self.record,
+                engines=self.engines,
             )
             for load, policy, seed in product(self.loads, self.policies, self.seeds)
         ]
@@ -105,9 +129,8 @@ class Plan(Struct, frozen=True, kw_only=True):
         """
         counts: dict[tuple[float, int], int] = {}
         for seed in self.seeds:
-            workload = self.source.load(seed)
             for load in self.loads:
-                counts[load, seed] = workload.sample(load, seed).num_turns
+                counts[load, seed] = self.source.sampled(load, seed).num_turns
         return [counts[run.load, run.seed] for run in self.runs()]
 
 
@@ -123,6 +146,7 @@ def execute(run: Run, progress: Callable[[int], None]) -> RunResult:
             workload,
             engine=run.engine,
             policy=run.policy,
+            engines=run.engines,
             load=run.load,
             seed=run.seed,
             loop=run.loop,

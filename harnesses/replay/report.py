@@ -26,6 +26,7 @@ from hear.harnesses.replay.report_tables import (
     TIMES,
     best_of_each_load,
     cost_table,
+    engines_table,
     results_table,
 )
 from hear.harnesses.replay.results import RunResult
@@ -40,8 +41,8 @@ DEFINITIONS: Final = (
     ("turns/min", "served turns a minute, from the first arrival to the last token."),
     ("reuse", "share of the prompt tokens of follow-up turns whose KV was found in a tier of the "
      "cache and not computed again."),
-    (TIMES, "how many times better than fcfs on the same seeds: its time divided by this one, or "
-     "this rate divided by its. Below 1 is worse."),
+    (TIMES, "how many times better than fcfs, or else round-robin, on the same seeds: its time "
+     "divided by this one, or this rate divided by its. Below 1 is worse."),
     ("±", "standard deviation over seeds. Charts over time show one seed, the one named there."),
     ("GPU KV in use", "share of the GPU's KV blocks held by running requests. Cached blocks hold "
      "reusable KV that no running request needs; they give way to whoever needs room."),
@@ -181,6 +182,7 @@ def _setting(group: Sequence[Comparison], results: Sequence[RunResult], palette:
                 paper="Figure 5",
             ),
             _timelines(drawn, palette, shown),
+            _engines(drawn, palette, shown),
             "</section>",
         )
     )
@@ -222,6 +224,19 @@ def _timelines(drawn: Sequence[Scene], palette: Palette, shown: str) -> str:
         "several turns where there are enough." + shown,
         key + "".join(blocks),
         paper="Figure 4",
+    )
+
+
+def _engines(drawn: Sequence[Scene], palette: Palette, shown: str) -> str:
+    table = engines_table(drawn, palette)
+    if not table:
+        return ""
+    return _figure(
+        "How the engines shared the work",
+        "The share of all prompt tokens that went to each engine, and what of the prompts of "
+        "follow-up turns it found in its own cache. A session whose turns are spread over engines "
+        "finds little." + shown,
+        table,
     )
 
 

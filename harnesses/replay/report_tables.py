@@ -10,11 +10,12 @@ from hear.harnesses.replay.comparison import (
     Comparison,
     Line,
     Metric,
+    baseline_of,
     costs,
-    is_baseline,
     spell,
 )
-from hear.harnesses.replay.figures import Palette
+from hear.harnesses.replay.figures import Palette, Scene
+from hear.harnesses.replay.metrics import reuse_pct
 from hear.harnesses.replay.results import RunResult
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
@@ -74,12 +75,13 @@ def results_table(group: Sequence[Comparison], palette: Palette) -> str:
             f"{comparison.load:g}% load</th></tr>{rows}</tbody>"
         )
     several = any(len(line.seeds) > 1 for line in lines)
+    baseline = baseline_of(line.policy for line in lines) if len(lines) > 1 else None
     caption = " ".join(
         (
             "Best of each load in bold."
             if any(cell.best for line in lines for cell in line.cells.values())
             else "",
-            f"{TIMES} is how many times better than fcfs." if _has_ratios(lines) else "",
+            f"{TIMES} is how many times better than {baseline}." if baseline else "",
             "± is the standard deviation over seeds." if several else "",
         )
     ).strip()
@@ -115,8 +117,36 @@ def _cell(cell: Cell) -> str:
     return f"<td{best}>{cell.text}{spread}{ratio}</td>"
 
 
-def _has_ratios(lines: Sequence[Line]) -> bool:
-    return any(is_baseline(line.policy) for line in lines) and len(lines) > 1
+def engines_table(group: Sequence[Scene], palette: Palette) -> str:
+    """How several engines shared the work, a line a load and policy; nothing for one engine."""
+    engines = sorted(
+        {turn.engine for scene in group for r in scene.runs.values() for turn in r.turns}
+    )
+    if len(engines) < 2:
+        return ""
+    rows = []
+    for scene in group:
+        for policy, run in scene.runs.items():
+            cells = []
+            total = sum(turn.prompt_tokens for turn in run.turns) or 1
+            for engine in engines:
+                mine = [turn for turn in run.turns if turn.engine == engine]
+                share = 100 * sum(turn.prompt_tokens for turn in mine) / total
+                reused = reuse_pct(turn for turn in mine if turn.turn > 1)
+                cells.append(f"<td>{share:.1f}</td><td>{reused:.1f}</td>")
+            rows.append(
+                f'<tr class="policy {palette[policy]}"><th scope="row">{escape(spell(policy))}, '
+                f"{escape(scene.load)}</th>{''.join(cells)}</tr>"
+            )
+    heads = "".join(
+        f'<th scope="col">{escape(engine)}<span class="unit">prompt tokens, %</span></th>'
+        '<th scope="col">reuse<span class="unit">%</span></th>'
+        for engine in engines
+    )
+    return (
+        '<div class="scroll"><table class="costs"><thead><tr><th scope="col">policy</th>'
+        f"{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
 def cost_table(results: Sequence[RunResult], palette: Palette) -> str:

@@ -6,6 +6,8 @@ from msgspec import Struct, field
 class TurnRecord(Struct, frozen=True, kw_only=True):
     """One request as its client saw it. Times in seconds from the start of the replay.
 
+    ``engine`` is the one that it went to.
+
     It waited in the queue from ``sent_s`` to ``started_s``, was in service (prefill and decode)
     until ``finished_s``, and its first token came at ``first_token_s``. ``reused_tokens`` is by
     tier. A rejected request has no times after ``sent_s`` and carries the ``reason``.
@@ -14,6 +16,7 @@ class TurnRecord(Struct, frozen=True, kw_only=True):
     request: str
     session: str
     turn: int
+    engine: str = ""
     sent_s: float
     started_s: float = 0.0
     first_token_s: float = 0.0
@@ -27,7 +30,7 @@ class TurnRecord(Struct, frozen=True, kw_only=True):
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """The engine at one moment, as its pressure report on the bus told.
+    """The engines together at one moment, as their last pressure reports on the bus told.
 
     ``gpu_used`` is the share of GPU blocks in use by running requests, ``gpu_cached`` the share
     that holds reusable blocks nobody uses now; ``restored_tokens`` counts from the start.
@@ -58,6 +61,8 @@ class ProtocolCost(Struct, frozen=True, kw_only=True):
 class Row(Struct, frozen=True, kw_only=True):
     """One line of the table and one object of ``--json``; nothing in it depends on wall time.
 
+    ``engines`` engines of the profile ``engine`` served it.
+
     ``ttft_*`` are over all served turns, ``session_s`` is the mean over sessions of the total
     response-waiting time, ``batch_s`` the time from the first arrival to the last token,
     ``reuse_pct`` the reused share of the prompt tokens of follow-up turns. ``operations`` counts
@@ -83,6 +88,7 @@ class Row(Struct, frozen=True, kw_only=True):
     operations: dict[str, int]
     operations_open: int
     policy_failures: tuple[str, ...] = ()
+    engines: int = 1
 
 
 class RunResult(Struct, frozen=True, kw_only=True):

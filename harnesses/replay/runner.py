@@ -30,6 +30,7 @@ def replay(
     *,
     engine: str,
     policy: str,
+    engines: int = 1,
     load: float = 100.0,
     seed: int = 0,
     loop: Loop = "closed",
@@ -42,6 +43,7 @@ def replay(
         workload: what to replay; it is not sampled here, ``load`` and ``seed`` are only recorded.
         engine: a profile of the simulated engine, by name or path.
         policy: names of policies joined by ``+``, or ``fcfs``.
+        engines: how many such engines serve it, from two on behind a pool.
         loop: closed, where a turn is sent no earlier than the one before it has completed, or
             open, where it is sent at its recorded time in any case.
         progress: told the number of turns that have ended.
@@ -54,7 +56,7 @@ def replay(
     began = time.perf_counter()
     with _ordered_tasks(seed):
         clock = MockClock(autojump_threshold=0)
-        trio.run(run.main, engine, policy, clock=clock)
+        trio.run(run.main, engine, engines, policy, clock=clock)
     run_s = time.perf_counter() - began
     audit, runners = run.audit, run.runners
     failures = tuple(
@@ -67,6 +69,7 @@ def replay(
         run.turns,
         workload=workload.name,
         engine=Path(engine).stem,
+        engines=engines,
         load=load,
         policy=policy,
         seed=seed,
@@ -135,7 +138,7 @@ class _Replay:
         self._ended = {session.id: trio.Event() for session in workload.sessions}
         self._start_s = 0.0
 
-    async def main(self, engine: str, policy: str) -> None:
+    async def main(self, engine: str, engines: int, policy: str) -> None:
         """Run everything to its end."""
         async with (
             running(
@@ -143,6 +146,7 @@ class _Replay:
                 profile=engine,
                 block_size=self._workload.block_size,
                 policy=policy,
+                engines=engines,
             ) as cluster,
             trio.open_nursery() as nursery,
         ):
@@ -225,20 +229,28 @@ class _Replay:
         cluster: Cluster,
     ) -> None:
         request = f"{session.id}/{number}"
-        harness.say(
-            RequestDescribed(
-                role=session.role,
-                turn=number,
-                prompt_tokens=turn.prompt_tokens,
-                block_size=self._workload.block_size,
-                prefix_hashes=pack(turn.prompt_hashes),
-            ),
-            request=request,
-            context=session.id,
-            context_version=number,
-            engine=cluster.engine_name,
+        described = RequestDescribed(
+            role=session.role,
+            turn=number,
+            prompt_tokens=turn.prompt_tokens,
+            block_size=self._workload.block_size,
+            prefix_hashes=pack(turn.prompt_hashes),
         )
-        result = await cluster.engine.generate(
+        served_on = cluster.engine_name
+
+        def describe(engine: str) -> None:
+            nonlocal served_on
+            served_on = engine
+            harness.say(
+                described,
+                request=request,
+                context=session.id,
+                context_version=number,
+                engine=engine,
+            )
+
+        describe(cluster.engine_name)
+        result = await cluster.generate(
             InferenceRequest(
                 id=request,
                 prompt_tokens=turn.prompt_tokens,
@@ -247,7 +259,8 @@ class _Replay:
                 output_hashes=turn.output_hashes,
                 context=session.id,
                 context_version=number,
-            )
+            ),
+            on_routed=describe,
         )
         # What the session waits for next is known from how the answer ended, not from the future.
         following = session.turns[number].pause if number < len(session.turns) else "person"
@@ -258,6 +271,7 @@ class _Replay:
                 request=request,
                 session=session.id,
                 turn=number,
+                engine=served_on,
                 sent_s=result.sent_s - start,
                 started_s=result.started_s - start,
                 first_token_s=result.first_token_s - start,

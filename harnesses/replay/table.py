@@ -22,10 +22,10 @@ from hear.harnesses.replay.comparison import (
     Comparison,
     CostLine,
     Metric,
+    baseline_of,
     check,
     compare,
     costs,
-    is_baseline,
     printable,
     spell,
 )
@@ -106,14 +106,14 @@ class _Note:
 
     def __init__(self, comparisons: Sequence[Comparison]) -> None:
         lines = [line for comparison in comparisons for line in comparison.lines]
-        self._ratios = any(is_baseline(line.policy) for line in lines) and len(lines) > 1
+        self._baseline = baseline_of(line.policy for line in lines) if len(lines) > 1 else None
         self._seeds = max(len(line.seeds) for line in lines)
         self._best = any(cell.best for line in lines for cell in line.cells.values())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         says = []
-        if self._ratios:
-            says.append("xN: times better than fcfs (below 1 is worse)")
+        if self._baseline is not None:
+            says.append(f"xN: times better than {self._baseline} (below 1 is worse)")
         if self._best:
             says.append(("bold" if console.is_terminal else "*") + ": best at that load")
         if self._seeds > 1:

@@ -130,6 +130,17 @@ class Workload(Struct, frozen=True, kw_only=True):
                 sessions.append(session)
         return Workload(name=self.name, block_size=self.block_size, sessions=tuple(sessions))
 
+    def overlaid(self, layers: "Sequence[Workload]") -> "Workload":
+        """Serve the sessions of further workloads at the same time.
+
+        Raises:
+            ConfigError: two of them have a session of the same id.
+        """
+        sessions = [*self.sessions]
+        for layer in layers:
+            sessions += layer.sessions
+        return Workload(name=self.name, block_size=self.block_size, sessions=tuple(sessions))
+
 
 def poisson_arrivals(count: int, rate: float, seed: int) -> list[float]:
     """Draw the first ``count`` arrivals, in seconds, of a Poisson process of ``rate`` a second.

@@ -126,6 +126,7 @@ class CapabilitiesReported(Message, frozen=True, kw_only=True, tag="capabilities
     """What the engine can do: controls by kind, modes, tiers, hash scheme and limits.
 
     ``endpoint`` is the address to which inference requests are sent, on their own path.
+    A *pool* serves nothing itself: it sends each request on to one of ``targets``.
     """
 
     controls: tuple[str, ...] = ()
@@ -140,6 +141,7 @@ class CapabilitiesReported(Message, frozen=True, kw_only=True, tag="capabilities
     retention_decay_s: Seconds | None = None
     model: str = ""
     endpoint: str = ""
+    targets: tuple[str, ...] = ()
 
 
 class CostsReported(Message, frozen=True, kw_only=True, tag="costs_reported"):

@@ -286,6 +286,37 @@ def test_a_snapshot_tells_who_waits(run: Run) -> None:
     assert run.audit.guard_violations == 1
 
 
+def test_each_engine_has_a_queue_of_its_own(run: Run) -> None:
+    """One that waits too long on an engine is not passed by what starts on another."""
+    run.guard("early")
+    run.wait("early")
+    run.now = 41
+    run.say(QueueChanged(started=("late",)), Key(engine="other"), source="other")
+    assert run.audit.guard_violations == 0
+    run.start("later")
+    assert run.audit.guard_violations == 1
+
+
+def test_a_bound_holds_on_the_engine_that_took_it_on(run: Run) -> None:
+    run.guard("early")
+    waiting = (WaitingRequest(request="early", since_s=0),)
+    run.say(QueueChanged(waiting=waiting), Key(engine="other"), source="other")
+    run.now = 41
+    run.say(QueueChanged(started=("late",)), Key(engine="other"), source="other")
+    assert run.audit.guard_violations == 0
+
+
+def test_a_withdrawal_from_one_engine_leaves_the_bounds_on_another(run: Run) -> None:
+    run.guard("early")
+    run.wait("early")
+    run.say(Withdraw(), Key(operation="leave", engine="other"), source="policy")
+    completed = OperationOutcome(status="completed")
+    run.say(completed, Key(operation="leave", engine="other"), source="other")
+    run.now = 41
+    run.start("late")
+    assert run.audit.guard_violations == 1
+
+
 # -- what it keeps besides ----------------------------------------------------------------------
 
 
@@ -308,6 +339,22 @@ def test_pressure_becomes_a_sample(run: Run) -> None:
     [sample] = run.audit.samples
     assert (sample.time_s, sample.waiting, sample.running) == (7, 3, 4)
     assert (sample.gpu_used, sample.gpu_cached) == (0.5, 0.2)
+
+
+def test_a_sample_is_of_all_engines_together(run: Run) -> None:
+    def say(engine: str, used: int, waiting: int) -> None:
+        tiers = (TierPressure(tier="gpu", num_blocks=10, used=used, cached=1),)
+        pressure = PressureReported(tiers=tiers, num_waiting=waiting, restored_tokens=100)
+        run.say(pressure, Key(engine=engine), source=engine)
+
+    say("engine", 4, 3)
+    run.now = 1
+    say("other", 8, 5)
+    run.now = 2
+    say("engine", 2, 1)
+    assert [sample.waiting for sample in run.audit.samples] == [3, 8, 6]
+    assert [sample.gpu_used for sample in run.audit.samples] == pytest.approx([0.4, 0.6, 0.5])
+    assert [sample.restored_tokens for sample in run.audit.samples] == [100, 200, 200]
 
 
 async def test_it_follows_a_bus_until_the_bus_closes() -> None:

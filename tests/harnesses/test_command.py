@@ -39,6 +39,7 @@ FIELDS = [
     "operations",
     "operations_open",
     "policy_failures",
+    "engines",
 ]
 SMALL = ["replay", "mooncake", "--window", "0:60", "--load", "5"]
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,29 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "run_all", run_all)
 
 
+# -- several engines ----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_process")
+def test_several_engines_are_named_in_the_table_in_the_rows_and_on_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, page = tmp_path / "rows.json", tmp_path / "page.html"
+    arguments = ["--engines", "3", "--policy", "round-robin,cache-aware-routing+guard:40"]
+    assert cli.main([*SMALL, *arguments, "--json", str(out), "--report", str(page)]) == 0
+    rows = json.loads(out.read_text())
+    assert [(row["policy"], row["engines"], row["engine"]) for row in rows] == [
+        ("round-robin", 3, "h100-qwen3-8b"),
+        ("cache-aware-routing+guard:40", 3, "h100-qwen3-8b"),
+    ]
+    printed = capsys.readouterr().out
+    assert "mooncake on 3 x h100-qwen3-8b" in printed
+    assert "times better than round-robin" in printed
+    html = page.read_text()
+    assert "<b>mooncake</b> on 3 x h100-qwen3-8b" in html
+    assert all(f"engine{number}" in html for number in range(3))
+
+
 # -- what comes out -----------------------------------------------------------------------------
 
 
@@ -79,6 +103,7 @@ def test_rows_have_exactly_their_fields(tmp_path: Path, capsys: pytest.CaptureFi
         (5, "cache-aware+guard:40", 1),
     ]
     assert all(row["operations_open"] == row["guard_violations"] == 0 for row in rows)
+    assert all(row["engines"] == 1 for row in rows)
     assert all(row["workload"] == "mooncake" and row["engine"] == "h100-qwen3-8b" for row in rows)
     assert page.read_text().startswith("<!doctype html>")
     printed = capsys.readouterr()
@@ -205,7 +230,12 @@ def refused(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[
         (["replay", "mooncake", "--policy", "fcfs,"], "an empty name"),
         (["replay", "mooncake", "--policy", "no.such:Policy"], "no.such:Policy cannot be loaded"),
         (["replay", "mooncake", "--load", "0"], "--load '0': expected percents above 0"),
-        (["replay", "mooncake", "--load", "50,101"], "--load '101'"),
+        (["replay", "mooncake", "--load", "50,10001"], "--load '10001'"),
+        (["replay", "mooncake", "--load", "401"], "ends after 3537 s, expected at most 400%"),
+        (["replay", "scbench", "--load", "101"], "expected at most 100% of scbench; more --sess"),
+        (["replay", "agentic", "--load", "101"], "expected at most 100% of agentic"),
+        (["replay", "mooncake", "--engines", "0"], "--engines: got '0', expected a whole number"),
+        (["replay", "mooncake", "--engines", "257"], "--engines: got '257', expected at most 256"),
         (["replay", "mooncake", "--load", "half"], "--load 'half'"),
         (["replay", "mooncake", "--load", "nan"], "--load 'nan'"),
         (["replay", "mooncake", "--load", "0.001"], "is none of them"),

@@ -1,8 +1,10 @@
 """The Mooncake loader: sessions, window, lengths and hashes, and every bad line it may meet."""
 
 import gzip
+import hashlib
 import json
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from hear.harnesses.replay import mooncake
 from hear.harnesses.replay.lines import read_lines, shipped
 from hear.harnesses.replay.workload import Workload
 
-ROWS = [row for _, row in read_lines(shipped(mooncake.SHIPPED), mooncake.Row)]
+ALL_ROWS = [row for _, row in read_lines(shipped(mooncake.SHIPPED), mooncake.Row)]
+ROWS = [row for row in ALL_ROWS if row.timestamp < 900_000]
 
 
 def line(
@@ -42,28 +45,85 @@ def tokens(workload: Workload) -> list[list[int]]:
     return [[turn.prompt_tokens for turn in each.turns] for each in workload.sessions]
 
 
-def test_the_shipped_trace_is_the_first_900_s_and_loads_by_default() -> None:
+def test_the_first_900_s_of_the_shipped_trace_are_what_loads_by_default() -> None:
     workload = mooncake.load()
     arrivals = [turn.at_s or 0.0 for each in workload.sessions for turn in each.turns]
     assert workload.name == "mooncake"
     assert workload.block_size == 512
     assert (len(workload.sessions), workload.num_turns) == (1929, 2568)
     assert 0 <= min(arrivals) < max(arrivals) < 900
+    assert workload == mooncake.load(window=(0, 900))
 
 
-def test_stripping_the_shipped_sessions_and_reconstructing_gives_the_same_ones(
+def test_the_shipped_trace_is_the_published_one() -> None:
+    with shipped(mooncake.SHIPPED).open("rb") as packed:
+        content = gzip.GzipFile(fileobj=packed).read()
+    digest = hashlib.sha256(content).hexdigest()
+    notice = (shipped("NOTICE")).read_text(encoding="utf-8")
+    assert digest in notice
+    assert len(ALL_ROWS) == 12_031
+
+
+def test_sessions_that_are_told_are_those_that_are_reconstructed_if_they_are_not(
     tmp_path: Path,
 ) -> None:
-    stripped = [structs.replace(row, session=None, turn=None) for row in ROWS]
-    assert mooncake.reconstruct_sessions(stripped) == [row.session for row in ROWS]
+    numbers = mooncake.reconstruct_sessions(ROWS)
+    turns: Counter[int] = Counter()
+    told = []
+    for row, session in zip(ROWS, numbers, strict=True):
+        turns[session] += 1
+        told.append(structs.asdict(row) | {"session": session, "turn": turns[session]})
+    assert mooncake.load(trace(tmp_path, *told)) == mooncake.load()
 
-    path = tmp_path / "raw.jsonl.gz"
-    with shipped(mooncake.SHIPPED).open("rb") as packed:
-        rows = [json.loads(each) for each in gzip.GzipFile(fileobj=packed)]
-    fields = ("timestamp", "input_length", "output_length", "hash_ids")
-    raw = "".join(json.dumps({field: row[field] for field in fields}) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(raw.encode()))
-    assert mooncake.load(path) == mooncake.load()
+
+# -- layers -----------------------------------------------------------------------------------
+
+LAYERS = [mooncake.load(layer=layer) for layer in range(4)]
+
+
+def test_layers_are_further_windows_and_share_no_session() -> None:
+    assert [layer.num_turns for layer in LAYERS] == [2568, 2484, 2624, 2469]
+    ids = [each.id for layer in LAYERS for each in layer.sessions]
+    assert len(ids) == len(set(ids)) == 7824
+    for layer in LAYERS:
+        assert all(0 <= (turn.at_s or 0) < 900 for each in layer.sessions for turn in each.turns)
+
+
+def test_layers_share_only_what_the_trace_shares_between_sessions() -> None:
+    """Those are few blocks: a layer holds no part of a session that another one holds."""
+    blocks = [
+        {hashed for each in layer.sessions for turn in each.turns for hashed in turn.prompt_hashes}
+        for layer in LAYERS
+    ]
+    for one, other in combinations(blocks, 2):
+        assert len(one & other) < 0.03 * len(one)
+
+
+def test_a_layer_holds_the_sessions_that_begin_in_its_window(tmp_path: Path) -> None:
+    lines = [
+        line(0, [0, 1, 2]),
+        line(10_000, [0, 1, 2, 3]),  # goes on, and so is in neither layer
+        line(12_000, [0, 7, 8]),
+        line(19_000, [0, 7, 8, 9]),
+        line(20_000, [0, 7, 8, 9, 10]),
+    ]
+    (first,) = load(tmp_path, *lines, window=(0, 10)).sessions
+    (second,) = load(tmp_path, *lines, window=(0, 10), layer=1).sessions
+    assert [turn.at_s for turn in first.turns] == [0.0]
+    assert [turn.at_s for turn in second.turns] == [2.0, 9.0]
+
+
+@pytest.mark.parametrize(("window", "layer"), [((0.0, 900.0), 4), (None, 4), ((0.0, 3000.0), 2)])
+def test_there_are_no_layers_beyond_the_trace(
+    window: tuple[float, float] | None, layer: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"ends after 3537 s, expected at most {100 * layer}%"):
+        mooncake.load(window=window, layer=layer)
+
+
+def test_without_a_window_there_is_nothing_to_lay_over_a_trace(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected at most 100% of its window, the whole of it"):
+        load(tmp_path, line(0, [0, 1]), line(5_000, [0, 2]), layer=1)
 
 
 def test_the_rule_of_the_sessions_in_its_plain_form_gives_the_same_ones() -> None:
@@ -124,7 +184,9 @@ def test_equal_ids_give_equal_hashes_and_equal_hashes_mean_equal_prefixes() -> N
     of_id: dict[int, int] = {}
     of_hash: dict[int, tuple[int, ...]] = {}
     turns = [turn for each in mooncake.load(max_tokens=10**9).sessions for turn in each.turns]
-    rows = sorted(ROWS, key=lambda row: row.session or 0)  # stable: in order within a session
+    numbers = mooncake.reconstruct_sessions(ROWS)
+    in_order = sorted(range(len(ROWS)), key=numbers.__getitem__)  # stable within a session
+    rows = [ROWS[index] for index in in_order]
     for turn, row in zip(turns, rows, strict=True):
         assert len(turn.prompt_hashes) == row.input_length // 512
         for end, hashed in enumerate(turn.prompt_hashes, 1):
@@ -222,8 +284,8 @@ def test_a_truncated_trace_is_told(tmp_path: Path) -> None:
 
 
 def test_a_window_or_length_that_leaves_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="window: got 900 to 1800 s, in which no request arr"):
-        mooncake.load(window=(900, 1800))
+    with pytest.raises(ConfigError, match="window: got 3600 to 4500 s, in which no request arr"):
+        mooncake.load(window=(3600, 4500))
     with pytest.raises(ConfigError, match="max_tokens: got 99, expected as many as the shortest"):
         load(tmp_path, GOOD, max_tokens=99)
 

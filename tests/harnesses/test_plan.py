@@ -1,6 +1,7 @@
 """Plans: which runs they hold, that each makes the same workload anywhere, and what is refused."""
 
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def test_there_is_a_run_for_each_load_policy_and_seed_in_the_order_of_the_table(
         (100, "guard:40", 2),
     ]
     assert all(run.loop == "open" for run in plan(loop="open").runs())
+    assert all(run.engines == 3 for run in plan(engines=3).runs())
 
 
 def test_every_policy_replays_the_same_workload() -> None:
@@ -58,6 +60,29 @@ def test_turns_are_counted_before_anything_runs() -> None:
     counts = one.count_turns()
     assert counts == [run.workload().num_turns for run in one.runs()]
     assert counts[0] == counts[2] < counts[4]
+
+
+MOONCAKE = Source(name="mooncake", window=(0.0, 60.0))
+
+
+def ids(load: float, seed: int = 1) -> set[str]:
+    return {session.id for session in MOONCAKE.sampled(load, seed).sessions}
+
+
+def test_loads_above_100_lay_further_windows_of_the_trace_over_the_first() -> None:
+    layers = [{session.id for session in MOONCAKE.load(1, layer).sessions} for layer in range(3)]
+    assert ids(100) == layers[0]
+    assert ids(200) == layers[0] | layers[1]
+    whole, part = layers[0] | layers[1], ids(250) - layers[0] - layers[1]
+    assert ids(250) == whole | part
+    assert part < layers[2]
+    assert len(part) == pytest.approx(len(layers[2]) / 2, abs=1)
+
+
+def test_what_a_load_keeps_a_higher_one_keeps_too() -> None:
+    kept = [ids(load) for load in (50, 100, 130, 170, 200, 300)]
+    assert all(fewer < more for fewer, more in pairwise(kept))
+    assert ids(130, seed=1) != ids(130, seed=2)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hear.blocks import chain_all
 from hear.engine_view import EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView
+from hear.harnesses.dispatcher import ROUTE_WAIT_S
 from hear.harnesses.replay.results import RunResult, TurnRecord
 from hear.harnesses.replay.runner import Loop, replay
 from hear.harnesses.replay.workload import Session, Turn, Workload
@@ -65,9 +66,11 @@ def sub_agent(id: str, *turns: Turn, after: int, start_s: float = 0.0) -> Sessio
     )
 
 
-def run(*sessions: Session, policy: str = "fcfs", loop: Loop = "closed") -> RunResult:
+def run(
+    *sessions: Session, policy: str = "fcfs", loop: Loop = "closed", engines: int = 1
+) -> RunResult:
     workload = Workload(name="tiny", block_size=BLOCK_SIZE, sessions=sessions)
-    return replay(workload, engine=ENGINE, policy=policy, loop=loop)
+    return replay(workload, engine=ENGINE, policy=policy, loop=loop, engines=engines)
 
 
 def records(result: RunResult) -> dict[str, TurnRecord]:
@@ -289,6 +292,75 @@ def test_a_policy_or_an_engine_that_is_none_is_an_error() -> None:
         run(session("a", turn()), policy="guard:-1")
 
 
+# -- several engines --------------------------------------------------------------------------
+
+
+def engines_of(result: RunResult) -> dict[str, str]:
+    return {request: record.engine for request, record in records(result).items()}
+
+
+def test_without_a_routing_policy_the_engines_take_turns() -> None:
+    result = run(*(session(f"s{n}", turn(), start_s=n) for n in range(5)), engines=2)
+    assert list(engines_of(result).values()) == [f"engine{n % 2}" for n in range(5)]
+    assert result.row.engines == 2
+    alone = run(session("a", turn()))
+    assert (alone.row.engines, alone.turns[0].engine) == (1, "engine0")
+
+
+def test_the_time_in_the_pool_counts_as_waiting() -> None:
+    alone, pooled = run(session("a", turn())), run(session("a", turn()), engines=2)
+    assert pooled.turns[0].sent_s == alone.turns[0].sent_s == 0
+    late = pooled.turns[0].first_token_s - alone.turns[0].first_token_s
+    assert late == pytest.approx(ROUTE_WAIT_S)
+
+
+def test_a_session_stays_where_its_context_is_under_cache_aware_routing() -> None:
+    sessions = [
+        session(
+            f"s{n}", *(turn(4096 + 512 * k, of=f"s{n}", think_s=5) for k in range(4)), start_s=n
+        )
+        for n in range(4)
+    ]
+    routed = run(*sessions, policy="cache-aware-routing", engines=3)
+    where = engines_of(routed)
+    for n in range(4):
+        assert len({where[f"s{n}/{k}"] for k in range(1, 5)}) == 1
+    assert len(set(where.values())) == 3
+    in_turn = run(*sessions, policy="round-robin", engines=3)
+    assert routed.row.reuse_pct > 2 * in_turn.row.reuse_pct
+    assert routed.row.operations == {"completed": 16 + 4}  # routes and withdrawals
+
+
+def test_policies_of_each_engine_work_behind_a_pool_and_every_operation_ends_once() -> None:
+    """Ordering, guard and retention go by the description that names the engine."""
+    result = run(
+        *crowd(), policy="cache-aware-routing+cache-aware+guard:2+session-aware", engines=2
+    )
+    assert all(result.cost.controls.values())
+    assert result.cost.controls["cache-aware-routing"] == 24 + 3
+    assert result.cost.controls["guard:2"] == 24 + 3
+    assert result.row.operations_open == result.row.guard_violations == 0
+    assert result.problems == result.row.policy_failures == ()
+    assert sum(result.row.operations.values()) == sum(result.cost.controls.values())
+    assert "unsupported" not in result.row.operations
+    assert result.row.turns == 24
+
+
+def test_two_routing_policies_that_disagree_are_arbitrated() -> None:
+    result = run(*crowd(), policy="least-loaded+round-robin", engines=3)
+    alone = run(*crowd(), policy="least-loaded", engines=3)
+    assert engines_of(result) == engines_of(alone)
+    assert result.row.operations["completed"] == 24 + 2 * 4
+    assert result.row.operations["rejected"] + result.row.operations.get("failed", 0) == 24
+
+
+def test_a_routing_policy_that_fails_leaves_the_engines_to_take_turns() -> None:
+    result = run(*crowd(), policy="tests.harnesses.gone_wrong:Restless", engines=2)
+    assert result.row.turns == 24
+    assert result.row.operations_open == 0
+    assert {record.engine for record in result.turns} == {"engine0", "engine1"}
+
+
 # -- repeatable -------------------------------------------------------------------------------
 
 
@@ -297,9 +369,18 @@ def as_bytes(result: RunResult) -> bytes:
     return msgspec.json.encode((result.row, result.turns, result.samples, result.problems))
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "cache-aware+guard:2+session-aware"])
-def test_equal_arguments_give_equal_bytes(policy: str) -> None:
-    assert as_bytes(run(*crowd(), policy=policy)) == as_bytes(run(*crowd(), policy=policy))
+@pytest.mark.parametrize(
+    ("policy", "engines"),
+    [
+        ("fcfs", 1),
+        ("cache-aware+guard:2+session-aware", 1),
+        ("fcfs", 2),
+        ("cache-aware-routing+cache-aware+guard:2", 3),
+    ],
+)
+def test_equal_arguments_give_equal_bytes(policy: str, engines: int) -> None:
+    first, again = (run(*crowd(), policy=policy, engines=engines) for _ in range(2))
+    assert as_bytes(first) == as_bytes(again)
 
 
 def test_the_order_of_what_happens_at_once_is_fixed() -> None:

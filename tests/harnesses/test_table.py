@@ -89,6 +89,24 @@ def test_without_fcfs_there_are_no_ratios() -> None:
     assert "9.0*" in text
 
 
+def test_with_several_engines_ratios_are_to_round_robin_if_fcfs_was_not_run() -> None:
+    four = {"engines": 4, "ttft_p50_s": 8.0}
+    rows = [row("least-loaded", **four), row("round-robin", **{**four, "ttft_p50_s": 10.0})]
+    text = shown(results_table(rows))
+    assert "mooncake on 4 x h100" in text
+    assert line_of(text, "least-loaded").split()[1:3] == ["8.0*", "x1.25"]
+    assert "times better than round-robin" in text
+    text = shown(results_table([*rows, row("fcfs", engines=4)]))
+    assert line_of(text, "round-robin").split()[1:3] == ["10.0", "x1.09"]
+    assert "times better than fcfs" in text
+
+
+def test_rows_of_one_and_of_several_engines_stand_apart() -> None:
+    text = shown(results_table([row(), row(engines=4)]))
+    assert "mooncake on h100" in text
+    assert "mooncake on 4 x h100" in text
+
+
 def test_several_seeds_are_one_line_of_mean_and_deviation() -> None:
     rows = [row(seed=1), row(seed=2, ttft_p50_s=12.9)]
     rows += [row("cache-aware", seed=1, ttft_p50_s=5.0), row("cache-aware", seed=2, ttft_p50_s=7.0)]

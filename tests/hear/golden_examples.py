@@ -212,6 +212,7 @@ MESSAGES: tuple[Message, ...] = (
         retention_decay_s=400.0,
         model="Qwen3-8B",
         endpoint="http://gpu-7:8000/v1",
+        targets=("engine0", "engine1"),
     ),
     CostsReported(
         basis="calibrated",

@@ -223,3 +223,17 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
         reader.hear(WorkflowDescribed(), workflow=name)
     view = reader.view
     assert list(view.requests) == list(view.contexts) == list(view.workflows) == ["7", "8", "9"]
+
+
+def test_a_request_that_is_described_again_keeps_its_age_and_adds_no_pause() -> None:
+    """As when a pool has found the engine that it goes to."""
+    reader = Reader()
+    reader.hear(RequestDescribed(), request="c/1", context="c", time_s=1.0)
+    reader.hear(RequestOutcome(status="completed"), request="c/1", context="c", time_s=5.0)
+    reader.hear(RequestDescribed(), request="c/2", context="c", time_s=8.0)
+    reader.hear(RequestOutcome(status="accepted"), request="c/2", context="c", time_s=8.0)
+    reader.hear(RequestDescribed(prompt_tokens=7), request="c/2", context="c", time_s=9.0)
+    assert reader.context().gaps_s == [3.0]
+    request = reader.view.requests["c/2"]
+    assert (request.described_s, request.accepted) == (8.0, True)
+    assert request.description.prompt_tokens == 7

@@ -240,6 +240,19 @@ def test_the_codes_that_any_backend_may_use_are_in_the_document() -> None:
         assert f"| `{code}` |" in section
 
 
+def test_the_codes_that_a_pool_gives_are_in_the_document_with_the_statuses_that_it_gives() -> None:
+    text = (ROOT / "harnesses" / "dispatcher.py").read_text(encoding="utf-8")
+    given = set(re.findall(r'Verdict\("(\w+)", "(\w+)"', text))
+    given |= set(re.findall(r'status="(\w+)", control="route", reason="(\w+)"', text))
+    assert given == {
+        ("rejected", "already_routed"),
+        ("rejected", "unknown_engine"),
+        ("failed", "unknown_engine"),
+    }
+    documented = {row[0]: set(row[1].split(" or ")) for row in tables("reason", "with")}
+    assert all(status in documented[code] for status, code in given)
+
+
 def test_the_document_is_of_the_version_that_the_code_speaks() -> None:
     assert re.search(rf"^Version {SCHEMA_VERSION} of the wire format", TEXT, re.MULTILINE)
 

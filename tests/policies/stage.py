@@ -1,4 +1,4 @@
-"""Plays a harness and an engine to one policy, without a bus: the least that its tests need."""
+"""Plays a harness and engines to one policy, without a bus: the least that its tests need."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ from hear.messages import (
     BlockChange,
     BlocksRemoved,
     BlocksStored,
+    CapabilitiesReported,
     Envelope,
     Key,
     Message,
@@ -39,7 +40,7 @@ class Stage:
         self.now = 0.0
         self._said: list[Envelope] = []
         self._harness = Sequencer("harness")
-        self._engine = Sequencer(ENGINE)
+        self._engines = {ENGINE: Sequencer(ENGINE)}
         self.snapshot(QueueSnapshot())
         self.snapshot(ResidencySnapshot())
         assert self.decide() == []
@@ -66,19 +67,29 @@ class Stage:
     def lose(self) -> None:
         self._said.clear()
 
-    def restart(self) -> None:
-        self._engine.restart()
-        self.snapshot(ResidencySnapshot())
-        self.snapshot(QueueSnapshot())
+    def restart(self, engine: str = ENGINE) -> None:
+        self._engines[engine].restart()
+        self.snapshot(ResidencySnapshot(), engine)
+        self.snapshot(QueueSnapshot(), engine)
 
     def intent(self, message: Message, key: Key) -> None:
         self._said.append(self._harness.wrap(message, key, self.now))
 
     def engine(self, message: Message, key: Key | None = None) -> None:
-        self._said.append(self._engine.wrap(message, key or Key(engine=ENGINE), self.now))
+        key = key or Key(engine=ENGINE)
+        self._said.append(self._sequencer(key.engine or ENGINE).wrap(message, key, self.now))
 
-    def snapshot(self, message: Message) -> None:
-        self._said.append(self._engine.wrap_snapshot(message, Key(engine=ENGINE), self.now))
+    def snapshot(self, message: Message, engine: str = ENGINE) -> None:
+        sequencer = self._sequencer(engine)
+        self._said.append(sequencer.wrap_snapshot(message, Key(engine=engine), self.now))
+
+    def pool(self, *engines: str) -> None:
+        """A pool says which engines it has."""
+        offered = CapabilitiesReported(controls=("route",), targets=engines or (ENGINE,))
+        self.snapshot(offered, "pool")
+
+    def _sequencer(self, engine: str) -> Sequencer:
+        return self._engines.setdefault(engine, Sequencer(engine))
 
     # -- what is said most often ---------------------------------------------------------------
 

@@ -83,3 +83,11 @@ def test_a_bound_that_makes_no_sense_is_refused(bound: float) -> None:
 
 def test_its_name_tells_its_bound() -> None:
     assert [Guard().name, Guard(2.5).name] == ["guard:40", "guard:2.5"]
+
+
+def test_a_request_is_guarded_on_its_engine_and_not_in_the_pool_before_it(stage: Stage) -> None:
+    stage.pool()
+    stage.describe("r", engine="pool")
+    assert stage.decide() == []
+    stage.describe("r")
+    assert guarded(stage.decide()) == ["r"]
