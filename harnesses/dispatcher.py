@@ -103,7 +103,7 @@ class Dispatcher:
         self._key = Key(engine=name)
         self._tenant = tenant
         self._sequencer = Sequencer(name, epoch, tenant)
-        self._intake = Intake(engine=name, controls=("route",), ranks=ranks)
+        self._intake = Intake(engine=name, controls=("route",), ranks=ranks, epoch=epoch)
         self._route_wait_s = route_wait_s
         self._settle_s = settle_s
         self._held: dict[str, _Held] = {}

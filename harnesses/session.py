@@ -15,11 +15,18 @@ class HarnessSession:
     """Publishes the intent of one workflow."""
 
     def __init__(
-        self, bus: Bus, *, workflow: str, source: str, tenant: str = DEFAULT_TENANT
+        self,
+        bus: Bus,
+        *,
+        workflow: str,
+        source: str,
+        tenant: str = DEFAULT_TENANT,
+        epoch: int = 1,
     ) -> None:
+        """Speak as ``source``; one that was there before has to begin at a larger ``epoch``."""
         self._bus = bus
         self.workflow = workflow
-        self._sequencer = Sequencer(source, tenant=tenant)
+        self._sequencer = Sequencer(source, epoch, tenant)
 
     def say(
         self,

@@ -14,13 +14,20 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from hear.blocks import pack
 from hear.cluster import Cluster, running
+from hear.errors import EngineError
 from hear.harnesses.replay.audit import Audit, Tap
 from hear.harnesses.replay.metrics import make_row
 from hear.harnesses.replay.results import ProtocolCost, RunResult, TurnRecord
 from hear.harnesses.replay.workload import Session, Turn, Workload
 from hear.harnesses.session import HarnessSession
-from hear.messages import ContextClosed, ContextOpened, ContextPaused, RequestDescribed
-from hear.seams import InferenceRequest
+from hear.messages import (
+    ContextClosed,
+    ContextOpened,
+    ContextPaused,
+    RequestDescribed,
+    RequestOutcome,
+)
+from hear.seams import InferenceRequest, InferenceResult
 
 Loop = Literal["closed", "open"]
 
@@ -52,7 +59,7 @@ def replay(
     Raises:
         ConfigError: the profile or the policy cannot be used.
     """
-    run = _Replay(workload, loop, progress, tap)
+    run = Replay(workload, loop, progress, tap)
     began = time.perf_counter()
     with _ordered_tasks(seed):
         clock = MockClock(autojump_threshold=0)
@@ -118,13 +125,19 @@ class _ordered_tasks:  # noqa: N801, a context manager that reads as a function
         _run._r.setstate(self._before[1])
 
 
-class _Replay:
+class Replay:
     """The harness of a replay: one task for each session."""
 
     def __init__(
-        self, workload: Workload, loop: Loop, progress: Callable[[int], None], tap: Tap
+        self,
+        workload: Workload,
+        loop: Loop,
+        progress: Callable[[int], None],
+        tap: Tap,
+        epoch: int = 1,
     ) -> None:
         self._workload = workload
+        self._epoch = epoch
         self._loop = loop
         self._progress = progress
         self.audit = Audit(tap)
@@ -152,18 +165,24 @@ class _Replay:
         ):
             self.runners = cluster.policies
             await nursery.start(self.audit.run, cluster.bus)
-            self._start_s = trio.current_time()
-            async with trio.open_nursery() as sessions:
-                for session in self._workload.sessions:
-                    if session.parent is None:
-                        sessions.start_soon(self._session, session, cluster, sessions)
+            await self.play(cluster)
             await cluster.stop_policies()
             self.num_open_at_policies = sum(r.num_open for r in cluster.policies)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 
+    async def play(self, cluster: Cluster) -> None:
+        """Run all sessions on a cluster, to their end."""
+        self._start_s = trio.current_time()
+        async with trio.open_nursery() as sessions:
+            for session in self._workload.sessions:
+                if session.parent is None:
+                    sessions.start_soon(self._session, session, cluster, sessions)
+
     async def _session(self, session: Session, cluster: Cluster, nursery: trio.Nursery) -> None:
-        harness = HarnessSession(cluster.bus, workflow=session.id, source=f"replay/{session.id}")
+        harness = HarnessSession(
+            cluster.bus, workflow=session.id, source=f"replay/{session.id}", epoch=self._epoch
+        )
         if session.parent is None:
             first = session.turns[0].at_s
             await trio.sleep_until(self._start_s + (session.start_s if first is None else first))
@@ -250,18 +269,23 @@ class _Replay:
             )
 
         describe(cluster.engine_name)
-        result = await cluster.generate(
-            InferenceRequest(
-                id=request,
-                prompt_tokens=turn.prompt_tokens,
-                output_tokens=turn.output_tokens,
-                prompt_hashes=turn.prompt_hashes,
-                output_hashes=turn.output_hashes,
-                context=session.id,
-                context_version=number,
-            ),
-            on_routed=describe,
+        sent_s = trio.current_time()
+        inference = InferenceRequest(
+            id=request,
+            prompt_tokens=turn.prompt_tokens,
+            output_tokens=turn.output_tokens,
+            prompt_hashes=turn.prompt_hashes,
+            output_hashes=turn.output_hashes,
+            context=session.id,
+            context_version=number,
         )
+        try:
+            result = await cluster.generate(inference, on_routed=describe)
+        except EngineError as error:
+            # As a harness would: this answer is lost, and the session goes on.
+            now = trio.current_time()
+            lost = RequestOutcome(status="failed", reason=f"no_engine: {error}")
+            result = InferenceResult(lost, sent_s, now, now, now)
         # What the session waits for next is known from how the answer ended, not from the future.
         following = session.turns[number].pause if number < len(session.turns) else "person"
         harness.say(ContextPaused(cause=following), context=session.id, context_version=number)

@@ -1,0 +1,86 @@
+"""``hear play``: a workload on a running cluster, in real time."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from hear.cli import Command
+from hear.connection import add_bus_arguments, connected, run
+from hear.errors import ConfigError
+from hear.harnesses.replay.live import play
+from hear.harnesses.replay.output import write_whole
+from hear.harnesses.replay.plan import Source
+from hear.log import to_stderr
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("workload", choices=("mooncake", "scbench", "agentic"))
+    parser.add_argument("--load", type=float, default=10.0, help="percent of the sessions (10)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample (1)")
+    parser.add_argument(
+        "--window",
+        default="0:120",
+        metavar="START:SECONDS",
+        help="mooncake: a slice of the trace (0:120)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the row as JSON")
+    add_bus_arguments(parser)
+
+
+def run_play(namespace: argparse.Namespace) -> int:
+    """Carry out the command; 1 if something was broken."""
+    to_stderr("warning")
+    if not 0 < namespace.load <= 400 or not 0 <= namespace.seed < 2**63:
+        raise ConfigError(
+            f"--load {namespace.load:g} --seed {namespace.seed}: expected a load above 0 and up to "
+            "400 percent, and a seed from 0"
+        )
+    source = Source(
+        name=namespace.workload,
+        window=_window(namespace.window) if namespace.workload == "mooncake" else None,
+    )
+    workload = source.sampled(namespace.load, namespace.seed)
+
+    async def main() -> int:
+        async with connected(namespace.bus, name="play", key=namespace.key) as bus:
+            print(
+                f"playing {workload.num_turns} turns of {len(workload.sessions)} sessions of "
+                f"{workload.name} on {namespace.bus}",
+                file=sys.stderr,
+            )
+            row, problems = await play(
+                bus, workload, load=namespace.load, seed=namespace.seed, loop="closed"
+            )
+        if namespace.json is not None:
+            data = msgspec.json.format(msgspec.json.encode(row)) + b"\n"
+            write_whole(namespace.json, data)
+        print(
+            f"{row.turns} turns served on {row.engines} engines: TTFT P50 {row.ttft_p50_s:.2f} s, "
+            f"P95 {row.ttft_p95_s:.2f} s, max {row.ttft_max_s:.2f} s; reuse {row.reuse_pct:.1f}% "
+            f"of follow-up turns; operations {dict(row.operations)}"
+        )
+        for problem in problems:
+            print(f"hear: {problem}", file=sys.stderr)
+        return 1 if problems else 0
+
+    return run(main)
+
+
+def _window(text: str) -> tuple[float, float]:
+    start, colon, seconds = text.partition(":")
+    try:
+        begin, length = float(start), float(seconds)
+    except ValueError:
+        colon = ""
+        begin = length = 0.0
+    if not colon or not (begin >= 0 and length > 0):
+        raise ConfigError(f"--window {text!r}: expected START:SECONDS, as in 0:120")
+    return begin, begin + length
+
+
+COMMAND = Command(
+    "send a recorded workload to a running cluster, in real time", configure, run_play
+)

@@ -1,0 +1,159 @@
+"""A workload on a running cluster, in real time: its engines are found on the bus.
+
+The harness is the one of a replay. Only where requests go is different: to the endpoints that
+engines tell of with their capabilities, and from two on through a pool that joins the bus.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import structlog
+import trio
+
+from hear import plugins
+from hear.clock import new_epoch
+from hear.cluster import POOL, Cluster
+from hear.codec import open_body
+from hear.errors import ConfigError, EngineError
+from hear.harnesses.dispatcher import Dispatcher
+from hear.harnesses.replay.metrics import make_row
+from hear.harnesses.replay.results import Row
+from hear.harnesses.replay.runner import Loop, Replay
+from hear.harnesses.replay.workload import Workload
+from hear.messages import CapabilitiesReported
+from hear.seams import Bus, InferenceClient, InferenceRequest, InferenceResult
+
+_log = structlog.get_logger("hear.play")
+
+LOOK_S: Final = 2.0
+"""Time in which engines may tell of themselves."""
+
+
+async def play(
+    bus: Bus,
+    workload: Workload,
+    *,
+    load: float,
+    seed: int,
+    loop: Loop,
+    progress: Callable[[int], None] = lambda done: None,
+) -> tuple[Row, list[str]]:
+    """Serve a workload on the engines of a running cluster; returns its row, and what was broken.
+
+    Args:
+        workload: what to play; ``load`` and ``seed`` are only recorded.
+
+    Raises:
+        ConfigError: no engine can be reached, or one has blocks of another size.
+    """
+    engines = await find_engines(bus)
+    check_engines(engines, workload)
+    run = Replay(workload, loop, progress, lambda envelopes, time_s: None, new_epoch())
+    async with trio.open_nursery() as nursery, reached(bus, engines) as cluster:
+        await nursery.start(run.audit.run, bus)
+        await run.play(cluster)
+        nursery.cancel_scope.cancel()
+    row = make_row(
+        run.turns,
+        workload=workload.name,
+        engine=engines[min(engines)].model or "?",
+        engines=len(engines),
+        load=load,
+        policy="live",
+        seed=seed,
+        guard_violations=run.audit.guard_violations,
+        operations=dict(sorted(run.audit.outcomes.items())),
+        operations_open=0,  # policies go on, and what they ask for may outlast this workload
+        policy_failures=(),
+    )
+    failed = [turn for turn in run.turns if turn.status == "failed"]
+    problems = [problem for problem in run.audit.problems() if "no terminal" not in problem]
+    if failed:
+        problems.append(f"{len(failed)} requests failed, the first by {failed[0].reason}")
+    return row, problems
+
+
+async def find_engines(bus: Bus, within_s: float = LOOK_S) -> dict[str, CapabilitiesReported]:
+    """The engines that tell of themselves within a time and take requests, by name."""
+    found: dict[str, CapabilitiesReported] = {}
+    async with bus.subscribe(["state.*.*.capabilities.>"], name="play") as subscription:
+        with trio.move_on_after(within_s):
+            while True:
+                for envelope in await subscription.receive():
+                    message = open_body(envelope)
+                    engine = envelope.key.engine
+                    if isinstance(message, CapabilitiesReported) and engine and message.endpoint:
+                        found[engine] = message
+    return dict(sorted(found.items()))
+
+
+def check_engines(engines: Mapping[str, CapabilitiesReported], workload: Workload) -> None:
+    """See that a workload can be served.
+
+    Raises:
+        ConfigError: no engine takes requests, or one has blocks of another size.
+    """
+    if not engines:
+        raise ConfigError("no engine on this bus tells where it takes requests (see: hear status)")
+    for name, capabilities in engines.items():
+        if capabilities.block_size != workload.block_size:
+            raise ConfigError(
+                f"{name}: blocks of {capabilities.block_size} tokens, expected the "
+                f"{workload.block_size} of {workload.name}"
+            )
+
+
+@asynccontextmanager
+async def reached(bus: Bus, engines: Mapping[str, CapabilitiesReported]) -> AsyncIterator[Cluster]:
+    """The engines, as the harness of a replay wants them."""
+    async with AsyncExitStack() as stack:
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        clients: dict[str, InferenceClient] = {}
+        for name, capabilities in engines.items():
+            clients[name] = _Reached(name, capabilities.endpoint, nursery)
+        pool: Dispatcher | None = None
+        if len(clients) > 1:
+            pool = Dispatcher(bus, clients, name=POOL, epoch=new_epoch())
+            await nursery.start(pool.run)
+        first = min(clients)
+        yield Cluster(
+            bus=bus,
+            engine=clients[first] if pool is None else pool,
+            engine_name=first if pool is None else POOL,
+            engines=clients,
+            workers={},
+            pool=pool,
+            policies=(),
+        )
+        nursery.cancel_scope.cancel()
+
+
+class _Reached:
+    """An engine at an endpoint; it is reached anew if it has hung up, as after a restart."""
+
+    def __init__(self, name: str, endpoint: str, nursery: trio.Nursery) -> None:
+        self._name = name
+        self._endpoint = endpoint
+        self._nursery = nursery
+        self._client: InferenceClient | None = None
+        self._lock = trio.Lock()
+
+    async def generate(self, request: InferenceRequest) -> InferenceResult:
+        """Send a request and wait for its last token, or for its refusal."""
+        async with self._lock:
+            if self._client is None:
+                self._client = await self._nursery.start(self._hold)
+        client = self._client
+        try:
+            return await client.generate(request)
+        except EngineError:
+            if self._client is client:
+                self._client = None
+            raise
+
+    async def _hold(self, task_status: trio.TaskStatus[InferenceClient]) -> None:
+        scheme = self._endpoint.partition("://")[0]
+        async with plugins.load("clients", scheme)(self._endpoint) as client:
+            task_status.started(client)
+            await trio.sleep_forever()
