@@ -1,0 +1,66 @@
+"""How far the reliable messages of each peer have come.
+
+A sender keeps what it said until the hub calls it settled: taken over by all whom it is for. A hub
+that has just begun settles nothing for a while, and keeps what passes, since peers of an earlier
+hub have yet to come back. Owns that log and its end. It must not know who they are.
+"""
+
+from collections.abc import Iterator
+from math import inf
+from typing import Final
+
+from hear.buses.nng.backlog import Receipt
+from hear.buses.nng.frames import Run
+from hear.buses.nng.peers import Peer, Peers
+
+SETTLE_S: Final = 3.0
+"""A hub that has just begun settles nothing before peers of an earlier hub had this time to come
+back, since reliable messages may be meant for them."""
+
+
+class Settlement:
+    """What is settled, and what is kept for those who come late."""
+
+    def __init__(self, *, until_s: float, max_bytes: int) -> None:
+        self._until_s = until_s
+        self._max_bytes = max_bytes
+        self._log: list[tuple[Run, Receipt]] | None = []
+        self._size_bytes = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is settled yet, and whoever comes back is given all that has passed."""
+        return self._log is not None
+
+    def next_due(self) -> float:
+        """When ``tick`` has to be called."""
+        return self._until_s if self.waits else inf
+
+    def tick(self, peers: Peers, now: float) -> None:
+        """Begin to settle, if it is time."""
+        if self.waits and now >= self._until_s:
+            self._log = None
+            for peer in peers:
+                self.settle(peer)
+
+    def keep(self, run: Run, size_bytes: int, receipt: Receipt) -> None:
+        """Keep a run for those who come late."""
+        if self._log is None:
+            return
+        self._size_bytes += size_bytes
+        if self._size_bytes > self._max_bytes:
+            self._log = None  # whoever comes now is told that something is missing
+        else:
+            self._log.append((run, receipt))
+
+    def kept(self) -> Iterator[tuple[Run, Receipt]]:
+        """What passed since this hub began."""
+        return iter(self._log or ())
+
+    def settle(self, peer: Peer) -> None:
+        """Move on what a peer is told of how far its reliable messages have come."""
+        if self._log is not None:
+            return
+        unsettled = peer.unsettled
+        while unsettled and unsettled[0].open <= 0:
+            peer.link.settled = unsettled.popleft().number
