@@ -92,6 +92,11 @@ class Grants:
         """Whether the source of each message has to be looked at."""
         return self._sources is not None
 
+    @property
+    def may_hear_all(self) -> bool:
+        """Whether everything may be heard."""
+        return any(pattern.text == ">" for pattern in self._subscribe)
+
     def _may(self, publish: bool, stem: str, patterns: tuple[Pattern, ...]) -> bool:
         known = self._known.get((publish, stem))
         if known is None:

@@ -1,7 +1,9 @@
 """What waits to be sent over a link, in order and within bounds.
 
 State gives way: when there is too much of it the oldest goes, and it is noted of which stream.
-Everything else stays; when there is too much of it, it is refused. Owns the bounds and the order.
+Reliable messages stay; when there are too many of them, the next is refused. What else is *owed*
+(snapshots, answers) is counted apart, and whoever puts it in looks at the count before. Owns the
+bounds and the order.
 """
 
 from collections import deque
@@ -13,15 +15,19 @@ from hear.buses.nng.frames import FRAME_FILL_BYTES, Item, Lost, Run
 _ITEM_BYTES: Final = 64  # an item that carries no message
 _MESSAGE_BYTES: Final = 64  # what a message costs beside its bytes
 _MOST_IN_A_RUN: Final = 64  # since state gives way by whole runs
+_MOST_LOST_IN_A_FRAME: Final = 128  # stems, which are up to 4 KiB long
+_MOST_LOST: Final = 65_536
 
 
 class Bounds(NamedTuple):
-    """Most messages, and most bytes of them, of each class."""
+    """Most messages, and most bytes of them, of each class, and most items that are owed."""
 
     state_messages: int = 8_192
     state_bytes: int = 32 << 20
     reliable_messages: int = 65_536
     reliable_bytes: int = 64 << 20
+    owed_items: int = 65_536
+    owed_bytes: int = 256 << 20
 
 
 class Receipt:
@@ -52,8 +58,12 @@ class Backlog:
         self._other: deque[_Entry] = deque()
         self._state_messages = 0
         self._state_bytes = 0
-        self._other_messages = 0
-        self._other_bytes = 0
+        self._reliable_messages = 0
+        self._reliable_bytes = 0
+        self.owed_items = 0
+        """Items that are no messages, and wait."""
+        self.owed_bytes = 0
+        """Bytes of them."""
         self._serial = 0
         self._lost: dict[str, None] = {}
         self._tail: _Entry | None = None  # of single messages, as long as others may join it
@@ -64,7 +74,12 @@ class Backlog:
         return bool(self._state or self._other or self._lost)
 
     def __len__(self) -> int:
-        return self._state_messages + self._other_messages
+        return self._state_messages + self._reliable_messages
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether more is owed than the bounds allow."""
+        return self.owed_items > self.bounds.owed_items or self.owed_bytes > self.bounds.owed_bytes
 
     def add(self, stem: str, reliable: bool, message: bytes) -> bool:
         """Add one message; returns False, and adds nothing, if it is a reliable one too many.
@@ -73,7 +88,12 @@ class Backlog:
         """
         size_bytes = len(message) + _MESSAGE_BYTES
         tail = self._tail
-        if tail is not None and tail.num_messages < _MOST_IN_A_RUN and tail.item.stem == stem:
+        if (
+            tail is not None
+            and tail.num_messages < _MOST_IN_A_RUN
+            and tail.size_bytes + size_bytes <= FRAME_FILL_BYTES
+            and tail.item.stem == stem
+        ):
             if reliable and self._is_full(1, size_bytes):
                 return False
             tail.item.messages.append(message)
@@ -118,19 +138,33 @@ class Backlog:
 
     def put_lost(self, stems: list[str]) -> None:
         """Pass on that something of these streams was dropped before it came here."""
-        self._lost.update(dict.fromkeys(stems))
+        if len(self._lost) < _MOST_LOST:
+            self._lost.update(dict.fromkeys(stems))
 
     def put(
-        self, item: Item, size_bytes: int = 0, num_messages: int = 0, receipt: Receipt | None = None
+        self,
+        item: Item,
+        size_bytes: int = 0,
+        num_messages: int = 0,
+        receipt: Receipt | None = None,
+        *,
+        anyway: bool = False,
     ) -> bool:
-        """Add anything else; returns False, and adds nothing, if it is a message too many."""
+        """Add anything else; returns False, and adds nothing, if it is a message too many.
+
+        ``anyway``: it was taken before, and has only to wait once more.
+        """
         size_bytes += num_messages * _MESSAGE_BYTES + _ITEM_BYTES
-        if num_messages and self._is_full(num_messages, size_bytes):
+        if num_messages and not anyway and self._is_full(num_messages, size_bytes):
             return False
         self._serial += 1
         self._tail = None
         self._other.append(_Entry(self._serial, item, size_bytes, num_messages, receipt))
-        self._count_in(True, num_messages, size_bytes)
+        if num_messages:
+            self._count_in(True, num_messages, size_bytes)
+        else:
+            self.owed_items += 1
+            self.owed_bytes += size_bytes
         if receipt is not None:
             receipt.open += 1
         return True
@@ -144,8 +178,9 @@ class Backlog:
         receipts: list[Receipt] = []
         merged: Run | None = None
         if self._lost:
-            items.append(Lost(list(self._lost)))
-            self._lost = {}
+            stems = list(self._lost)
+            items.append(Lost(stems[:_MOST_LOST_IN_A_FRAME]))
+            self._lost = dict.fromkeys(stems[_MOST_LOST_IN_A_FRAME:])
         size_bytes = 0
         while size_bytes < fill_bytes and (entry := self._next(fill_bytes - size_bytes, items)):
             size_bytes += entry.size_bytes
@@ -177,25 +212,28 @@ class Backlog:
     def _is_full(self, num_messages: int, size_bytes: int) -> bool:
         bounds = self.bounds
         return (
-            self._other_messages + num_messages > bounds.reliable_messages
-            or self._other_bytes + size_bytes > bounds.reliable_bytes
+            self._reliable_messages + num_messages > bounds.reliable_messages
+            or self._reliable_bytes + size_bytes > bounds.reliable_bytes
         )
 
     def _count_in(self, reliable: bool, num_messages: int, size_bytes: int) -> None:
         if reliable:
-            self._other_messages += num_messages
-            self._other_bytes += size_bytes
+            self._reliable_messages += num_messages
+            self._reliable_bytes += size_bytes
         else:
             self._state_messages += num_messages
             self._state_bytes += size_bytes
 
     def _count_out(self, entry: _Entry) -> None:
-        if isinstance(entry.item, Run) and not entry.item.reliable:
+        if not entry.num_messages:
+            self.owed_items -= 1
+            self.owed_bytes -= entry.size_bytes
+        elif entry.item.reliable:
+            self._reliable_messages -= entry.num_messages
+            self._reliable_bytes -= entry.size_bytes
+        else:
             self._state_messages -= entry.num_messages
             self._state_bytes -= entry.size_bytes
-        else:
-            self._other_messages -= entry.num_messages
-            self._other_bytes -= entry.size_bytes
 
     def drop_reliable(self) -> list[Receipt]:
         """Drop the runs that are not state; returns the receipts that were waiting for them."""

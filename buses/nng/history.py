@@ -11,6 +11,7 @@ from hear.subjects import Pattern
 
 HISTORY_BYTES: Final = 32 << 20
 _RUN_BYTES: Final = 128
+_MESSAGE_BYTES: Final = 64
 
 
 class History:
@@ -23,7 +24,7 @@ class History:
 
     def remember(self, run: Run, size_bytes: int) -> None:
         """Note what has passed; the oldest goes if there is no room."""
-        size_bytes += _RUN_BYTES
+        size_bytes += _RUN_BYTES + len(run.messages) * _MESSAGE_BYTES
         self._runs.append((run, size_bytes))
         self._size_bytes += size_bytes
         while self._size_bytes > self._max_bytes:
@@ -31,8 +32,8 @@ class History:
 
     def tell(
         self, patterns: tuple[Pattern, ...], grants: Grants
-    ) -> Iterator[tuple[list[bytes], int, bool]]:
-        """What matches and may be heard, in parts: messages, bytes, whether it is the last."""
+    ) -> Iterator[tuple[list[bytes], bool]]:
+        """What matches and may be heard, in parts: messages, and whether they are the last."""
         parts: list[bytes] = []
         size_bytes = 0
         heard: dict[str, bool] = {}
@@ -43,9 +44,9 @@ class History:
                 heard[run.stem] = wanted
             if not wanted:
                 continue
+            if parts and size_bytes + run_bytes > FRAME_FILL_BYTES:
+                yield parts, False
+                parts, size_bytes = [], 0
             parts.extend(run.messages)
             size_bytes += run_bytes
-            if size_bytes >= FRAME_FILL_BYTES:
-                yield parts, size_bytes, False
-                parts, size_bytes = [], 0
-        yield parts, size_bytes, True
+        yield parts, True

@@ -3,16 +3,16 @@
 Owns the order of things: what happens to a frame, in which sequence, and what happens when a peer
 comes, goes or is too slow. Each idea behind it stands alone: who is there (``peers``), who may
 come (``joining``), what may pass (``screening``), who gets it (``routing``), what is settled
-(``settlement``), snapshots (``snapshots``), and what is remembered (``history``).
+(``settlement``), snapshots (``snapshots``), what is remembered (``history``), and what may be
+asked (``questions``).
 
 It must not know what a message means. It is told what came and when, and says what to send.
 """
 
+from collections.abc import Iterable
+from itertools import count
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
-from hear.buses.mailbox import with_any_key
 from hear.buses.nng.access import Keyring
 from hear.buses.nng.backlog import Backlog, Bounds, Receipt
 from hear.buses.nng.frames import (
@@ -45,13 +45,19 @@ from hear.buses.nng.history import HISTORY_BYTES, History
 from hear.buses.nng.joining import MAX_NAME, Admit, Joining, Resume
 from hear.buses.nng.link import Link
 from hear.buses.nng.peers import Peer, Peers, Subscription
+from hear.buses.nng.questions import (
+    answer_history,
+    answer_statistics,
+    parse,
+    stand,
+    statistics,
+)
 from hear.buses.nng.routing import Routes
 from hear.buses.nng.screening import CATEGORIES, Screening
 from hear.buses.nng.settlement import SETTLE_S, Settlement
 from hear.buses.nng.snapshots import Snapshots
 from hear.errors import LocalProtocolError, RemoteProtocolError
-from hear.seams import BusStatistics, SubscriptionStatistics
-from hear.subjects import Pattern
+from hear.seams import BusStatistics
 
 HUB_WINDOW: Final = 3
 """Frames on their way to one peer. nng holds so many for one connection; more it would drop."""
@@ -60,6 +66,8 @@ AWAY_S: Final = 20.0
 """A peer whose connection is lost is remembered for so long, and what it missed is kept."""
 
 _MAX_SUBSCRIPTIONS: Final = 4_096
+_MAX_PATTERNS: Final = 256
+_MAX_UNKNOWN_BYTES: Final = 4_096
 
 
 class HubEvent(NamedTuple):
@@ -100,8 +108,10 @@ class Hub:
         self._snapshots = Snapshots(self._has_to_send)
         self._history = History(history_bytes)
         self._dirty: dict[Peer, None] = {}
+        self._parted: set[int] = set()  # connections over which a goodbye was said
+        self._stays = count(1)
         self._published: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
-        self._lagged = 0
+        self._cut_off_count = 0
         self._turned_away = 0
 
     @property
@@ -118,12 +128,15 @@ class Hub:
 
     def receive(self, connection: int, data: bytes, now: float) -> None:
         """Take in what came over a connection."""
+        peer = self._peers.at(connection)
+        if peer is None and len(data) > _MAX_UNKNOWN_BYTES:  # no hello is so long
+            self._send(connection, Stranger(self.id))
+            return
         try:
             wire = decode(data)
         except RemoteProtocolError as error:
             self._turn_away(connection, "frame.unreadable", error=str(error))
             return
-        peer = self._peers.at(connection)
         try:
             if isinstance(wire, Hello):
                 self._hello(connection, wire, now)
@@ -133,10 +146,7 @@ class Hub:
                 else:
                     self._frame(peer, wire, now)
             elif isinstance(wire, Goodbye):
-                self._send(connection, Goodbye())
-                if peer is not None:
-                    peer.left = True
-                    self._forget(peer, "peer.left")
+                self._goodbye(connection, peer)
             else:
                 raise RemoteProtocolError(f"a {type(wire).__name__} from a client")
         except RemoteProtocolError as error:
@@ -146,13 +156,15 @@ class Hub:
     def closed(self, connection: int, now: float) -> None:
         """A connection is gone."""
         self._joining.closed(connection)
+        self._parted.discard(connection)
         peer = self._peers.detach(connection, now)
         if peer is not None:
             self._event("peer.away", peer=peer.name)
 
     def tick(self, now: float) -> None:
         """Do what is due by now."""
-        self._settlement.tick(self._peers, now)
+        if self._settlement.tick(now):
+            self._dirty.update(dict.fromkeys(self._peers))
         for peer in self._peers:
             if peer.connection is None:
                 if now >= peer.away_since_s + self._away_s:
@@ -160,6 +172,8 @@ class Hub:
             elif peer.link.lost(now):
                 self.to_close.append(peer.connection)
                 self.closed(peer.connection, now)
+            elif peer.link.stuck(now):
+                self._forget(peer, "peer.stuck")
             else:
                 for data in peer.link.due(now):
                     self.output.append((peer.connection, data))
@@ -176,18 +190,24 @@ class Hub:
 
     def flush(self, now: float) -> None:
         """Fill frames with what waits, and acknowledge what came."""
-        dirty, self._dirty = self._dirty, {}
-        for peer in dirty:
-            if peer.connection is None:
-                continue
-            while peer.backlog and peer.link.can_send:
-                items, receipts = peer.backlog.take()
-                data = peer.link.send(items, now)
-                peer.on_their_way.append((peer.link.number, receipts))
-                self.output.append((peer.connection, data))
-            acknowledgement = peer.link.acknowledgement(now)
-            if acknowledgement is not None:
-                self.output.append((peer.connection, acknowledgement))
+        while self._dirty:  # what one takes over may let another be asked for more
+            dirty, self._dirty = self._dirty, {}
+            for peer in dirty:
+                if peer.connection is not None:
+                    self._fill(peer, peer.connection, now)
+
+    def _fill(self, peer: Peer, connection: int, now: float) -> None:
+        self._settlement.settle(peer)
+        while peer.backlog and peer.link.can_send:
+            items, receipts = peer.backlog.take()
+            data = peer.link.send(items, now)
+            peer.on_their_way.append((peer.link.number, receipts))
+            self.output.append((connection, data))
+            if peer.wants:
+                self._snapshots.go_on(peer)
+        acknowledgement = peer.link.acknowledgement(now)
+        if acknowledgement is not None:
+            self.output.append((connection, acknowledgement))
 
     def stop(self) -> None:
         """Tell all peers that the hub stops."""
@@ -200,23 +220,9 @@ class Hub:
 
         What waits for a peer at the hub counts for each of its subscriptions.
         """
-        rows = []
-        for peer in self._peers:
-            told = {name: row for name, *row in peer.rows}
-            waiting, dropped = len(peer.backlog), peer.backlog.dropped
-            for subscription in peer.subscriptions.values():
-                queued, received, missed = told.get(subscription.name, (0, 0, 0))
-                rows.append(
-                    SubscriptionStatistics(
-                        name=_row_name(peer.name, subscription.name),
-                        queued=queued + waiting,
-                        received=received,
-                        dropped=missed + dropped,
-                    )
-                )
-        lagged = self._lagged + sum(peer.lagged for peer in self._peers)
+        told = statistics(list(self._peers), self._cut_off_count)
         return BusStatistics(
-            published=dict(self._published), subscriptions=tuple(rows), lagged=lagged
+            published=dict(self._published), subscriptions=told.subscriptions, lagged=told.lagged
         )
 
     # -- coming and going ---------------------------------------------------------------------
@@ -237,28 +243,47 @@ class Hub:
             self._admit(connection, hello, decision, now)
 
     def _admit(self, connection: int, hello: Hello, decision: Admit, now: float) -> None:
+        self._displace(connection, None)
         peer = Peer(
             name=hello.name,
             session=hello.session,
+            stay=f"{self.id}/{next(self._stays)}",
             grants=decision.grants,
             link=Link(window=HUB_WINDOW, now=now),
             backlog=Backlog(self._bounds),
         )
         self._peers.add(peer, connection)
-        self._send(connection, Welcome(LINK_VERSION, self.id, False, 0))
+        self._send(connection, Welcome(LINK_VERSION, peer.stay, False, 0))
         self._event("peer.joined", peer=peer.name)
 
     def _resume(self, peer: Peer, connection: int, hello: Hello, now: float) -> None:
+        self._displace(connection, peer)
         if peer.connection is not None and peer.connection != connection:
             self.to_close.append(peer.connection)
             self._peers.detach(peer.connection, now)
         self._peers.attach(peer, connection)
-        self._send(connection, Welcome(LINK_VERSION, self.id, True, peer.link.received))
+        self._send(connection, Welcome(LINK_VERSION, peer.stay, True, peer.link.received))
         for data in peer.link.resume(hello.received, now):
             self.output.append((connection, data))
         peer.taken_over(hello.received)
         self._has_to_send(peer)
         self._event("peer.resumed", peer=peer.name)
+
+    def _displace(self, connection: int, peer: Peer | None) -> None:
+        """Nobody else speaks over this connection any more."""
+        before = self._peers.at(connection)
+        if before is not None and before is not peer:
+            self._forget(before, "peer.replaced")
+
+    def _goodbye(self, connection: int, peer: Peer | None) -> None:
+        if peer is not None:
+            peer.left = True
+            self._parted.add(connection)
+            self._forget(peer, "peer.left")
+        if connection in self._parted:
+            self._send(connection, Goodbye())
+        else:  # it may have come over another connection, and would then be taken for lost
+            self._send(connection, Stranger(self.id))
 
     def _turn_away(self, connection: int, event: str, **facts: Any) -> None:
         """Nothing that makes sense comes over this connection."""
@@ -280,7 +305,7 @@ class Hub:
                 "will.done", peer=peer.name, messages=sum(len(r.messages) for r in peer.will)
             )
             for run in peer.will:
-                self._publish(peer, run, Receipt(0))
+                self._pass_on(peer, run, Receipt(0))
 
     # -- what a peer says ---------------------------------------------------------------------
 
@@ -291,15 +316,20 @@ class Hub:
         if not items:
             return
         receipt = Receipt(frame.number)
-        peer.unsettled.append(receipt)
-        for item in items:
-            if isinstance(item, Run):
-                self._publish(peer, item, receipt)
-            else:
-                self._other(peer, item)
-        self._settlement.settle(peer)
+        try:
+            for item in items:
+                if isinstance(item, Run):
+                    run = self._screening.run(peer, item)
+                    if run.messages:
+                        self._pass_on(peer, run, receipt)
+                else:
+                    self._other(peer, item)
+        finally:
+            self._settlement.note(peer, receipt)
 
     def _other(self, peer: Peer, item: object) -> None:
+        if isinstance(item, Subscribe | Fetch | Question) and peer.backlog.is_overdrawn:
+            raise RemoteProtocolError(f"peer {peer.name!r} asks, and does not take the answers")
         if isinstance(item, Subscribe):
             self._subscribe(peer, item)
         elif isinstance(item, Unsubscribe):
@@ -311,24 +341,24 @@ class Hub:
             if item.subscription in peer.subscriptions:
                 self._snapshots.fetch(peer, item.subscription, item.stem)
         elif isinstance(item, Snapshot):
-            self._snapshots.take(peer, item)
+            messages = self._screening.messages(peer, item.stem, item.messages)
+            self._snapshots.take(peer, item, messages)
         elif isinstance(item, Lost):
             self._pass_on_lost(peer, item.stems)
         elif isinstance(item, Will):
-            peer.will = item.runs
+            peer.will = [self._screening.run(peer, run) for run in item.runs]
         elif isinstance(item, Standing):
-            peer.rows, peer.lagged = item.rows, item.lagged
+            stand(peer, item)
         elif isinstance(item, Question):
             self._question(peer, item)
         else:
             raise RemoteProtocolError(f"a {type(item).__name__} from a client")
 
-    def _publish(self, peer: Peer, run: Run, receipt: Receipt) -> None:
-        run = self._screening.run(peer, run)
-        if not run.messages:
-            return
+    def _pass_on(self, peer: Peer, run: Run, receipt: Receipt) -> None:
         count = len(run.messages)
-        self._published[run.stem.partition(".")[0]] += count
+        category = self._screening.category(run.stem)
+        self._published[category] += count
+        peer.published[category] = peer.published.get(category, 0) + count
         size_bytes = sum(map(len, run.messages))
         self._history.remember(run, size_bytes)
         if run.reliable:
@@ -344,13 +374,13 @@ class Hub:
 
     def _pass_on_lost(self, peer: Peer, stems: list[str]) -> None:
         for stem in stems:
-            if peer.grants.may_publish(stem):
+            if self._screening.category(stem) == "state" and peer.grants.may_publish(stem):
                 for reader in self._routes.of(stem):
                     reader.backlog.put_lost([stem])
                     self._dirty[reader] = None
 
     def _cut_off(self, peer: Peer) -> None:
-        self._lagged += 1
+        self._cut_off_count += 1
         peer.drop_reliable()
         for subscription in peer.subscriptions.values():
             if not subscription.only_state:
@@ -371,8 +401,12 @@ class Hub:
             refused = f"{_MAX_SUBSCRIPTIONS} subscriptions are the most that one peer may have"
             peer.backlog.put(Subscribed(number, [], refused=refused))
             return
+        if len(item.name) > MAX_NAME or len(item.patterns) > _MAX_PATTERNS:
+            refused = f"expected a name of {MAX_NAME} letters and {_MAX_PATTERNS} patterns at most"
+            peer.backlog.put(Subscribed(number, [], refused=refused))
+            return
         try:
-            patterns = _parse(item.patterns)
+            patterns = parse(item.patterns)
         except LocalProtocolError as error:
             peer.backlog.put(Subscribed(number, [], refused=str(error)))
             return
@@ -390,11 +424,14 @@ class Hub:
             for run, receipt in self._settlement.kept():
                 if subscription.covers(run.stem) and peer.grants.may_hear(run.stem):
                     size_bytes = sum(map(len, run.messages))
-                    peer.backlog.put(run, size_bytes, len(run.messages), receipt)
+                    if not peer.backlog.put(run, size_bytes, len(run.messages), receipt):
+                        self._cut_off(peer)
+                        break
         for stem in streams:
             self._snapshots.fetch(peer, number, stem)
 
     def _provide(self, peer: Peer, item: Provide) -> None:
+        self._screening.category(item.stem)
         if not self._screening.may_publish(peer, item.stem):
             return
         self._snapshots.provide(peer, item.stem)
@@ -405,19 +442,19 @@ class Hub:
                         self._snapshots.fetch(reader, subscription.number, item.stem)
 
     def _question(self, peer: Peer, question: Question) -> None:
-        number = question.number
-        if question.about == "statistics":
-            parts = [msgspec.msgpack.encode(self.statistics())]
-            peer.backlog.put(Answer(number, parts, True), len(parts[0]))
-        elif question.about == "history":
-            try:
-                patterns = _parse(question.patterns)
-            except LocalProtocolError:
-                patterns = ()
-            for parts, size_bytes, last in self._history.tell(patterns, peer.grants):
-                peer.backlog.put(Answer(number, parts, last), size_bytes)
+        answers: Iterable[Answer]
+        if question.about == "history":
+            answers = answer_history(question, self._history, peer.grants)
+        elif question.about == "statistics":
+            if peer.grants.may_hear_all:
+                told = self.statistics()
+            else:
+                told = statistics([p for p in self._peers if p.grants is peer.grants], 0)
+            answers = answer_statistics(question, told)
         else:
-            peer.backlog.put(Answer(number, [], True))
+            answers = [Answer(question.number, [], True)]
+        for answer in answers:
+            peer.backlog.put(answer, sum(map(len, answer.parts)))
 
     # -- pieces -------------------------------------------------------------------------------
 
@@ -433,11 +470,3 @@ class Hub:
 
     def _event(self, name: str, **facts: Any) -> None:
         self.events.append(HubEvent(name, facts))
-
-
-def _parse(patterns: list[str]) -> tuple[Pattern, ...]:
-    return tuple(with_any_key(Pattern(text)) for text in patterns)
-
-
-def _row_name(peer: str, subscription: str) -> str:
-    return peer if peer == subscription else f"{peer}/{subscription}"

@@ -13,6 +13,11 @@ from hear.buses.nng.peers import Peer, Peers
 MAX_NAME: Final = 256
 """Longest name of a peer or a subscription, in letters."""
 
+MAX_PEERS: Final = 1_024
+"""Most peers of one key."""
+
+_MAX_CHALLENGES: Final = 4_096
+
 
 @dataclass(frozen=True, slots=True)
 class Admit:
@@ -35,7 +40,7 @@ class Joining:
 
     def __init__(self, keyring: Keyring | None) -> None:
         self._keyring = keyring
-        self._nonces: dict[int, bytes] = {}
+        self._nonces: dict[int, bytes] = {}  # of challenges that no proof has come to, oldest first
 
     def closed(self, connection: int) -> None:
         """A connection is gone."""
@@ -49,14 +54,13 @@ class Joining:
             return Refused(
                 f"speaks version {hello.version} of the link, this hub speaks {LINK_VERSION}"
             )
-        if not hello.name or len(hello.name) > MAX_NAME or not hello.session:
+        if not 0 < len(hello.name) <= MAX_NAME or not 0 < len(hello.session) <= MAX_NAME:
             return Refused(f"name {hello.name[:40]!r}: expected 1 to {MAX_NAME} letters")
         grants = EVERYTHING
         if self._keyring is not None:
-            nonce = self._nonces.pop(connection, None)
-            if nonce is None or not hello.proof:
-                self._nonces[connection] = nonce = new_nonce()
-                return Challenge(nonce)
+            if not hello.proof or connection not in self._nonces:
+                return Challenge(self._nonce(connection))
+            nonce = self._nonces.pop(connection)
             found = self._keyring.check(hello.key, nonce, hello.session, hello.name, hello.proof)
             if found is None:
                 return Refused(f"key {hello.key!r} is not valid here")
@@ -65,12 +69,23 @@ class Joining:
         if peer is not None:
             if peer.name != hello.name or peer.grants is not grants:
                 return Refused("the session is another's")
-            if peer.link.number >= hello.received:
+            if hello.hub == peer.stay and peer.link.can_resume(hello.received):
                 return Resume(peer)
-            return Admit(grants, peer, "peer.astray")  # it speaks of what was never sent
-        holder = peers.by_name(hello.name)
+            return Admit(grants, peer, "peer.astray")  # it never heard that it was taken in
+        holder = peers.by_name(grants, hello.name)
         if holder is None:
+            if peers.count(grants) >= MAX_PEERS:
+                return Refused(f"{MAX_PEERS} peers with this key are here already", final=False)
             return Admit(grants)
         if holder.connection is not None and not holder.link.lost(now):
             return Refused(f"the name {hello.name!r} is in use on this bus", final=False)
         return Admit(grants, holder, "peer.replaced")
+
+    def _nonce(self, connection: int) -> bytes:
+        # A hello may be said twice before the challenge is heard, and both challenges be answered.
+        nonce = self._nonces.get(connection)
+        if nonce is None:
+            if len(self._nonces) >= _MAX_CHALLENGES:
+                del self._nonces[next(iter(self._nonces))]
+            nonce = self._nonces[connection] = new_nonce()
+        return nonce

@@ -20,6 +20,9 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 4.0
 """An end that has not been heard for so long is taken for lost."""
 
+STUCK_S = 60.0
+"""An end that is there, and takes nothing over for so long, is given up."""
+
 FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 4.0
 
@@ -41,6 +44,7 @@ class Link:
         self._retry_pause_s = FIRST_RETRY_S
         self._sent_s = now
         self._owes_acknowledgement = False
+        self._progress_s = now
         self.heard_s = now
         self.received = 0
         """Number of the last frame taken over from the other end."""
@@ -69,6 +73,7 @@ class Link:
         if not self._unacknowledged:
             self._retry_pause_s = FIRST_RETRY_S
             self._retry_s = now + FIRST_RETRY_S
+            self._progress_s = now
         self._unacknowledged.append(_Sent(self._number, data))
         self._said(now)
         return data
@@ -110,6 +115,14 @@ class Link:
         """Whether the other end has been silent for too long."""
         return now >= self.heard_s + SILENCE_S
 
+    def stuck(self, now: float) -> bool:
+        """Whether the other end has taken nothing over for too long, although it is there."""
+        return bool(self._unacknowledged) and now >= self._progress_s + STUCK_S
+
+    def can_resume(self, received: int) -> bool:
+        """Whether what the other end has not taken over is still here."""
+        return self._number - len(self._unacknowledged) <= received <= self._number
+
     def resume(self, received: int, now: float) -> list[bytes]:
         """Go on over a new connection; returns what the other end has not taken over."""
         self.heard_s = now
@@ -122,6 +135,7 @@ class Link:
     def _acknowledge(self, number: int, now: float) -> int:
         while self._unacknowledged and self._unacknowledged[0].number <= number:
             self._unacknowledged.popleft()
+            self._progress_s = now
             self._retry_pause_s = FIRST_RETRY_S
             self._retry_s = now + FIRST_RETRY_S
         if not self._unacknowledged:

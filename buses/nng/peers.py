@@ -1,7 +1,8 @@
 """Who is on the bus: one ``Peer`` for each process that joined, and what it subscribes to.
 
 A peer is known by its session and not by its connection: a connection may break and another take
-its place. Owns the three ways to find a peer. It must not know what any of them said.
+its place. A name belongs to one peer of each key, so that nobody can take that of another tenant's.
+Owns the three ways to find a peer. It must not know what any of them said.
 """
 
 from collections import deque
@@ -47,6 +48,8 @@ class Peer:
 
     name: str
     session: str
+    stay: str
+    """Names this stay at this hub (``Welcome.hub``)."""
     grants: Grants
     link: Link
     backlog: Backlog
@@ -56,6 +59,11 @@ class Peer:
     will: list[Run] = field(default_factory=list)
     rows: list[tuple[str, int, int, int]] = field(default_factory=list)
     lagged: int = 0
+    published: dict[str, int] = field(default_factory=dict)
+    wants: dict[tuple[str, int], None] = field(default_factory=dict)
+    """Snapshots that it asked for and that are not being fetched yet: stem, subscription."""
+    tickets: set[int] = field(default_factory=set)
+    """Snapshots that are being fetched for it."""
     on_their_way: deque[tuple[int, list[Receipt]]] = field(default_factory=deque)
     unsettled: deque[Receipt] = field(default_factory=deque)
     denials: set[str] = field(default_factory=set)
@@ -78,7 +86,7 @@ class Peers:
 
     def __init__(self) -> None:
         self._by_session: dict[str, Peer] = {}
-        self._by_name: dict[str, Peer] = {}
+        self._by_name: dict[tuple[Grants, str], Peer] = {}
         self._by_connection: dict[int, Peer] = {}
 
     def __iter__(self) -> Iterator[Peer]:
@@ -90,15 +98,19 @@ class Peers:
     @property
     def names(self) -> list[str]:
         """Names of those who are there, or away for a moment."""
-        return list(self._by_name)
+        return [name for _, name in self._by_name]
 
     def by_session(self, session: str) -> Peer | None:
         """The peer of a session."""
         return self._by_session.get(session)
 
-    def by_name(self, name: str) -> Peer | None:
-        """Who has a name."""
-        return self._by_name.get(name)
+    def by_name(self, grants: Grants, name: str) -> Peer | None:
+        """Who of those with a key has a name."""
+        return self._by_name.get((grants, name))
+
+    def count(self, grants: Grants) -> int:
+        """How many hold a key."""
+        return sum(peer.grants is grants for peer in self._by_session.values())
 
     def at(self, connection: int) -> Peer | None:
         """Who speaks over a connection."""
@@ -106,16 +118,16 @@ class Peers:
 
     def add(self, peer: Peer, connection: int) -> None:
         """A peer has joined over a connection."""
-        self._by_session[peer.session] = self._by_name[peer.name] = peer
+        self._by_session[peer.session] = self._by_name[peer.grants, peer.name] = peer
         self.attach(peer, connection)
 
     def remove(self, peer: Peer) -> None:
         """A peer is gone for good."""
         self._by_session.pop(peer.session, None)
-        if self._by_name.get(peer.name) is peer:
-            del self._by_name[peer.name]
+        if self._by_name.get((peer.grants, peer.name)) is peer:
+            del self._by_name[peer.grants, peer.name]
         if peer.connection is not None:
-            self._by_connection.pop(peer.connection, None)
+            del self._by_connection[peer.connection]
             peer.connection = None
 
     def attach(self, peer: Peer, connection: int) -> None:

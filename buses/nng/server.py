@@ -17,6 +17,7 @@ from hear.clock import new_epoch
 _log = structlog.get_logger("hear.hub")
 
 _IDLE_S: Final = 0.05
+_BUSY_S: Final = 0.05
 _STOP_S: Final = 0.2
 
 
@@ -67,7 +68,8 @@ async def _carry(wire: HubWire, hub: Hub) -> None:
         now = trio.current_time()
         for connection in wire.closed():
             hub.closed(connection, now)
-        while frames := wire.receive():
+        busy_until_s = now + _BUSY_S  # however much comes, what is due is done
+        while now < busy_until_s and (frames := wire.receive()):
             for connection, data in frames:
                 hub.receive(connection, data, now)
             hub.flush(now)
@@ -75,12 +77,12 @@ async def _carry(wire: HubWire, hub: Hub) -> None:
             await trio.lowlevel.checkpoint()
             now = trio.current_time()
         hub.tick(now)
-        hub.flush(now)
-        _send(wire, hub)
-        for connection in hub.to_close:
+        to_close, hub.to_close = hub.to_close, []
+        for connection in to_close:
             wire.close_connection(connection)
             hub.closed(connection, now)
-        hub.to_close.clear()
+        hub.flush(now)
+        _send(wire, hub)
 
 
 def _send(wire: HubWire, hub: Hub) -> None:
