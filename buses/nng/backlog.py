@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from hear.buses.nng.frames import FRAME_FILL_BYTES, Item, Lost, Run
+from hear.buses.nng.frames import FRAME_FILL_BYTES, Item, Lost, Run, Subscribed
 
 _ITEM_BYTES: Final = 64  # an item that carries no message
 _MESSAGE_BYTES: Final = 64  # what a message costs beside its bytes
@@ -65,13 +65,14 @@ class Backlog:
         self.owed_bytes = 0
         """Bytes of them."""
         self._serial = 0
-        self._lost: dict[str, None] = {}
+        self._lost: _Entry | None = None  # what was lost, as long as more may join it
+        self._num_lost = 0
         self._tail: _Entry | None = None  # of single messages, as long as others may join it
         self.dropped = 0
         """Messages of state that gave way."""
 
     def __bool__(self) -> bool:
-        return bool(self._state or self._other or self._lost)
+        return bool(self._state or self._other)
 
     def __len__(self) -> int:
         return self._state_messages + self._reliable_messages
@@ -133,13 +134,27 @@ class Backlog:
                 self._tail = None
             self._count_out(gone)
             self.dropped += gone.num_messages
-            assert isinstance(gone.item, Run)
-            self._lost[gone.item.stem] = None
+            self.put_lost(gone.item.stem)
 
-    def put_lost(self, stems: list[str]) -> None:
-        """Pass on that something of these streams was dropped before it came here."""
-        if len(self._lost) < _MOST_LOST:
-            self._lost.update(dict.fromkeys(stems))
+    def put_lost(self, stem: str) -> None:
+        """Pass on that something of a stream was dropped here, or before it came here."""
+        lost = self._lost
+        if lost is None or len(lost.item.stems) >= _MOST_LOST_IN_A_FRAME:
+            if self._num_lost >= _MOST_LOST:
+                return  # so many streams has nobody
+            self._serial += 1
+            lost = self._lost = _Entry(self._serial, Lost([]), _ITEM_BYTES)
+            self._other.append(lost)
+            self.owed_items += 1
+            self.owed_bytes += lost.size_bytes
+        if stem not in lost.item.stems:
+            self._num_lost += 1
+            lost.item.stems.append(stem)
+
+    def put_subscribed(self, item: Subscribed) -> None:
+        """Tell of a new reader, which must hear of all that is lost from here on."""
+        self.put(item)
+        self._lost = None
 
     def put(
         self,
@@ -177,10 +192,6 @@ class Backlog:
         items: list[Item] = []
         receipts: list[Receipt] = []
         merged: Run | None = None
-        if self._lost:
-            stems = list(self._lost)
-            items.append(Lost(stems[:_MOST_LOST_IN_A_FRAME]))
-            self._lost = dict.fromkeys(stems[_MOST_LOST_IN_A_FRAME:])
         size_bytes = 0
         while size_bytes < fill_bytes and (entry := self._next(fill_bytes - size_bytes, items)):
             size_bytes += entry.size_bytes
@@ -207,6 +218,10 @@ class Backlog:
         if entry is self._tail:
             self._tail = None
         self._count_out(entry)
+        if not entry.num_messages and isinstance(entry.item, Lost):
+            self._num_lost -= len(entry.item.stems)
+            if entry is self._lost:
+                self._lost = None
         return entry
 
     def _is_full(self, num_messages: int, size_bytes: int) -> bool:

@@ -185,7 +185,8 @@ class Hello(_Part, frozen=True, tag="H"):
     """Client: who I am. ``hub``: what the last welcome said that I have heard, and ``received``:
     how far I have taken over what came since then.
 
-    With keys, it is answered by a challenge first, and comes again with the ``proof``.
+    With keys, it is answered by a challenge first, and comes again with the ``proof`` and the
+    nonce that it ``answers``.
     """
 
     version: int
@@ -195,6 +196,7 @@ class Hello(_Part, frozen=True, tag="H"):
     hub: str = ""
     key: str = ""
     proof: bytes = b""
+    answers: bytes = b""
 
 
 class Challenge(_Part, frozen=True, tag="C"):

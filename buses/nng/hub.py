@@ -236,7 +236,7 @@ class Hub:
             self._send(connection, decision)
             self._event("peer.refused", peer=hello.name[:MAX_NAME], reason=decision.reason)
         elif isinstance(decision, Resume):
-            self._resume(decision.peer, connection, hello, now)
+            self._resume(decision, connection, hello, now)
         else:
             if decision.replaced is not None:
                 self._forget(decision.replaced, decision.event)
@@ -256,16 +256,19 @@ class Hub:
         self._send(connection, Welcome(LINK_VERSION, peer.stay, False, 0))
         self._event("peer.joined", peer=peer.name)
 
-    def _resume(self, peer: Peer, connection: int, hello: Hello, now: float) -> None:
+    def _resume(self, decision: Resume, connection: int, hello: Hello, now: float) -> None:
+        peer = decision.peer
         self._displace(connection, peer)
         if peer.connection is not None and peer.connection != connection:
             self.to_close.append(peer.connection)
             self._peers.detach(peer.connection, now)
         self._peers.attach(peer, connection)
-        self._send(connection, Welcome(LINK_VERSION, peer.stay, True, peer.link.received))
-        for data in peer.link.resume(hello.received, now):
+        resumed = not decision.from_start
+        self._send(connection, Welcome(LINK_VERSION, peer.stay, resumed, peer.link.received))
+        received = hello.received if resumed else 0
+        for data in peer.link.resume(received, now):
             self.output.append((connection, data))
-        peer.taken_over(hello.received)
+        peer.taken_over(received)
         self._has_to_send(peer)
         self._event("peer.resumed", peer=peer.name)
 
@@ -299,7 +302,6 @@ class Hub:
         self._dirty.pop(peer, None)
         self._snapshots.forget(peer)
         peer.drop_reliable()
-        peer.taken_over(peer.link.number)
         if not peer.left and peer.will:
             self._event(
                 "will.done", peer=peer.name, messages=sum(len(r.messages) for r in peer.will)
@@ -376,7 +378,7 @@ class Hub:
         for stem in stems:
             if self._screening.category(stem) == "state" and peer.grants.may_publish(stem):
                 for reader in self._routes.of(stem):
-                    reader.backlog.put_lost([stem])
+                    reader.backlog.put_lost(stem)
                     self._dirty[reader] = None
 
     def _cut_off(self, peer: Peer) -> None:
@@ -399,16 +401,16 @@ class Hub:
         number = item.subscription
         if len(peer.subscriptions) >= _MAX_SUBSCRIPTIONS:
             refused = f"{_MAX_SUBSCRIPTIONS} subscriptions are the most that one peer may have"
-            peer.backlog.put(Subscribed(number, [], refused=refused))
+            peer.backlog.put_subscribed(Subscribed(number, [], refused=refused))
             return
         if len(item.name) > MAX_NAME or len(item.patterns) > _MAX_PATTERNS:
             refused = f"expected a name of {MAX_NAME} letters and {_MAX_PATTERNS} patterns at most"
-            peer.backlog.put(Subscribed(number, [], refused=refused))
+            peer.backlog.put_subscribed(Subscribed(number, [], refused=refused))
             return
         try:
             patterns = parse(item.patterns)
         except LocalProtocolError as error:
-            peer.backlog.put(Subscribed(number, [], refused=str(error)))
+            peer.backlog.put_subscribed(Subscribed(number, [], refused=str(error)))
             return
         subscription = Subscription(number, item.name, patterns)
         peer.subscriptions[number] = subscription
@@ -419,7 +421,7 @@ class Hub:
             if subscription.covers(stem) and peer.grants.may_hear(stem)
         ]
         complete = not item.resumed or self._settlement.waits or subscription.only_state
-        peer.backlog.put(Subscribed(number, streams, complete))
+        peer.backlog.put_subscribed(Subscribed(number, streams, complete))
         if item.resumed:
             for run, receipt in self._settlement.kept():
                 if subscription.covers(run.stem) and peer.grants.may_hear(run.stem):

@@ -30,9 +30,11 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on with a peer that was here before."""
+    """Go on with a peer that is here: from where it was, or from the start if it has not heard
+    that it was taken in."""
 
     peer: Peer
+    from_start: bool
 
 
 class Joining:
@@ -40,7 +42,7 @@ class Joining:
 
     def __init__(self, keyring: Keyring | None) -> None:
         self._keyring = keyring
-        self._nonces: dict[int, bytes] = {}  # of challenges that no proof has come to, oldest first
+        self._nonces: dict[int, bytes] = {}  # by connection, oldest first
 
     def closed(self, connection: int) -> None:
         """A connection is gone."""
@@ -58,9 +60,11 @@ class Joining:
             return Refused(f"name {hello.name[:40]!r}: expected 1 to {MAX_NAME} letters")
         grants = EVERYTHING
         if self._keyring is not None:
-            if not hello.proof or connection not in self._nonces:
-                return Challenge(self._nonce(connection))
-            nonce = self._nonces.pop(connection)
+            # One nonce for one connection: a hello that was said twice is challenged twice, and both
+            # answers count. An answer to another is stale, and proves and refutes nothing.
+            nonce = self._nonce(connection)
+            if not hello.proof or hello.answers != nonce:
+                return Challenge(nonce)
             found = self._keyring.check(hello.key, nonce, hello.session, hello.name, hello.proof)
             if found is None:
                 return Refused(f"key {hello.key!r} is not valid here")
@@ -70,8 +74,10 @@ class Joining:
             if peer.name != hello.name or peer.grants is not grants:
                 return Refused("the session is another's")
             if hello.hub == peer.stay and peer.link.can_resume(hello.received):
-                return Resume(peer)
-            return Admit(grants, peer, "peer.astray")  # it never heard that it was taken in
+                return Resume(peer, from_start=False)
+            if hello.hub != peer.stay and peer.link.number == peer.link.received == 0:
+                return Resume(peer, from_start=True)
+            return Admit(grants, peer, "peer.astray")
         holder = peers.by_name(grants, hello.name)
         if holder is None:
             if peers.count(grants) >= MAX_PEERS:
@@ -82,7 +88,6 @@ class Joining:
         return Admit(grants, holder, "peer.replaced")
 
     def _nonce(self, connection: int) -> bytes:
-        # A hello may be said twice before the challenge is heard, and both challenges be answered.
         nonce = self._nonces.get(connection)
         if nonce is None:
             if len(self._nonces) >= _MAX_CHALLENGES:

@@ -253,7 +253,7 @@ class Member:
             self._unsettled_bytes -= size_bytes
         return self._link.receive(frame, now)[0]
 
-    def _hello(self, proof: bytes = b"") -> Hello:
+    def _hello(self, proof: bytes = b"", answers: bytes = b"") -> Hello:
         return Hello(
             version=LINK_VERSION,
             name=self.name,
@@ -262,6 +262,7 @@ class Member:
             hub=self._stay,
             key=self._key.name if self._key else "",
             proof=proof,
+            answers=answers,
         )
 
     def _answer(self, challenge: Challenge, now: float) -> None:
@@ -273,7 +274,7 @@ class Member:
             return
         secret = bytes.fromhex(self._key.secret)
         proof = prove(secret, challenge.nonce, self._session, self.name)
-        self._output.append(encode(self._hello(proof)))
+        self._output.append(encode(self._hello(proof, challenge.nonce)))
         self._hello_s = now + 10 * HELLO_S  # the answer must not be taken for another attempt
 
     def _welcome(self, welcome: Welcome, now: float) -> None:
@@ -319,7 +320,8 @@ class Member:
                 if isinstance(left, Run):
                     self._put_run(left)
                 elif isinstance(left, Lost):
-                    self._backlog.put_lost(left.stems)
+                    for stem in left.stems:
+                        self._backlog.put_lost(stem)
         self._backlog.dropped += waiting.dropped
 
     def _put_run(self, run: Run) -> None:

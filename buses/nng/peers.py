@@ -76,9 +76,13 @@ class Peer:
                 receipt.open -= 1
 
     def drop_reliable(self) -> None:
-        """It will not get the reliable messages that wait for it."""
+        """It will not get the reliable messages that wait for it, and nobody waits for it."""
         for receipt in self.backlog.drop_reliable():
             receipt.open -= 1
+        for _, receipts in self.on_their_way:
+            for receipt in receipts:
+                receipt.open -= 1
+            receipts.clear()
 
 
 class Peers:
