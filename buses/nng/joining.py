@@ -60,8 +60,8 @@ class Joining:
             return Refused(f"name {hello.name[:40]!r}: expected 1 to {MAX_NAME} letters")
         grants = EVERYTHING
         if self._keyring is not None:
-            # One nonce for one connection: a hello that was said twice is challenged twice, and both
-            # answers count. An answer to another is stale, and proves and refutes nothing.
+            # One nonce for one connection: a hello that was said twice is challenged twice, and
+            # both answers count. An answer to another is stale, and proves and refutes nothing.
             nonce = self._nonce(connection)
             if not hello.proof or hello.answers != nonce:
                 return Challenge(nonce)

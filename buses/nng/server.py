@@ -13,6 +13,7 @@ from hear.buses.nng.access import Keyring, TlsFiles, load_keyring
 from hear.buses.nng.hub import Hub
 from hear.buses.nng.wire import HubWire
 from hear.clock import new_epoch
+from hear.nursery import unwrapped
 
 _log = structlog.get_logger("hear.hub")
 
@@ -97,7 +98,8 @@ def _send(wire: HubWire, hub: Hub) -> None:
 @asynccontextmanager
 async def hub(url: str, *, keys: Path | None = None) -> AsyncIterator[Hub]:
     """A hub in this process, for tests and for clusters in one process."""
-    async with trio.open_nursery() as nursery:
-        made: Hub = await nursery.start(lambda **kwargs: serve(url, keys=keys, **kwargs))
-        yield made
-        nursery.cancel_scope.cancel()
+    with unwrapped():
+        async with trio.open_nursery() as nursery:
+            made: Hub = await nursery.start(lambda **kwargs: serve(url, keys=keys, **kwargs))
+            yield made
+            nursery.cancel_scope.cancel()
