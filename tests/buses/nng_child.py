@@ -38,5 +38,8 @@ async def publish(url: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    what, *arguments = sys.argv[1:]
-    trio.run({"hub": hub, "publish": publish}[what], *arguments, clock=SharedClock())
+    what, url, *name = sys.argv[1:]
+    if what == "hub":
+        trio.run(hub, url, clock=SharedClock())
+    else:
+        trio.run(publish, url, name[0], clock=SharedClock())

@@ -74,10 +74,8 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @asynccontextmanager
 async def joined(url: str, keys: dict[str, Path] | None = None) -> AsyncIterator[NngBus]:
-    async with (
-        hub(url, keys=keys and keys["keyring"]),
-        connect(url, name="me", key=keys and keys["operator"]) as bus,
-    ):
+    keyring, key = (keys["keyring"], keys["operator"]) if keys else (None, None)
+    async with hub(url, keys=keyring), connect(url, name="me", key=key) as bus:
         yield bus
 
 

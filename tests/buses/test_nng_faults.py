@@ -585,6 +585,25 @@ def test_what_was_kept_is_said_again_to_a_new_hub_however_much_it_is() -> None:
     assert heard(listener, a) == list(range(1, said + 1))
 
 
+def test_a_hub_that_dies_before_it_settles_has_told_nobody_to_forget() -> None:
+    """Two hubs die, the second before the reader has come back to it."""
+    world = World()
+    a, b = joined(world, "a", "b")
+    listener = listening(world, b)
+    b.frozen_until_s = world.now + 3.0
+    a.outcome()
+    world.tick()
+    for _ in range(3):
+        world.kill_hub()
+        world.run(0.3)
+        world.start_hub()
+        world.run(0.6)
+    world.calm()
+    world.check()
+    assert listener.ended is None
+    assert heard(listener, a) == [1]
+
+
 def test_a_quiet_publisher_hears_that_what_it_said_is_settled(world: World) -> None:
     a, b = joined(world, "a", "b")
     listening(world, b)
