@@ -46,6 +46,7 @@ from hear.buses.nng.joining import MAX_NAME, Admit, Joining, Resume
 from hear.buses.nng.link import Link
 from hear.buses.nng.peers import Peer, Peers, Subscription
 from hear.buses.nng.questions import (
+    Gone,
     answer_history,
     answer_statistics,
     parse,
@@ -53,7 +54,7 @@ from hear.buses.nng.questions import (
     statistics,
 )
 from hear.buses.nng.routing import Routes
-from hear.buses.nng.screening import CATEGORIES, Screening
+from hear.buses.nng.screening import Screening
 from hear.buses.nng.settlement import SETTLE_S, Settlement
 from hear.buses.nng.snapshots import Snapshots
 from hear.errors import LocalProtocolError, RemoteProtocolError
@@ -110,8 +111,7 @@ class Hub:
         self._dirty: dict[Peer, None] = {}
         self._parted: set[int] = set()  # connections over which a goodbye was said
         self._stays = count(1)
-        self._published: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
-        self._cut_off_count = 0
+        self._gone = Gone()
         self._turned_away = 0
 
     @property
@@ -220,10 +220,7 @@ class Hub:
 
         What waits for a peer at the hub counts for each of its subscriptions.
         """
-        told = statistics(list(self._peers), self._cut_off_count)
-        return BusStatistics(
-            published=dict(self._published), subscriptions=told.subscriptions, lagged=told.lagged
-        )
+        return statistics(list(self._peers), self._gone)
 
     # -- coming and going ---------------------------------------------------------------------
 
@@ -308,6 +305,7 @@ class Hub:
             )
             for run in peer.will:
                 self._pass_on(peer, run, Receipt(0))
+        self._gone.add(peer)
 
     # -- what a peer says ---------------------------------------------------------------------
 
@@ -359,7 +357,6 @@ class Hub:
     def _pass_on(self, peer: Peer, run: Run, receipt: Receipt) -> None:
         count = len(run.messages)
         category = self._screening.category(run.stem)
-        self._published[category] += count
         peer.published[category] = peer.published.get(category, 0) + count
         size_bytes = sum(map(len, run.messages))
         self._history.remember(run, size_bytes)
@@ -382,11 +379,11 @@ class Hub:
                     self._dirty[reader] = None
 
     def _cut_off(self, peer: Peer) -> None:
-        self._cut_off_count += 1
         peer.drop_reliable()
         for subscription in peer.subscriptions.values():
-            if not subscription.only_state:
+            if not subscription.only_state and not subscription.cut:
                 subscription.cut = True
+                peer.cut_off += 1
         self._routes.changed()
         reason = (
             f"more than {self._bounds.reliable_messages} reliable messages or "
@@ -451,7 +448,7 @@ class Hub:
             if peer.grants.may_hear_all:
                 told = self.statistics()
             else:
-                told = statistics([p for p in self._peers if p.grants is peer.grants], 0)
+                told = statistics([p for p in self._peers if p.grants is peer.grants], Gone())
             answers = answer_statistics(question, told)
         else:
             answers = [Answer(question.number, [], True)]

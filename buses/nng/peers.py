@@ -59,6 +59,8 @@ class Peer:
     will: list[Run] = field(default_factory=list)
     rows: list[tuple[str, int, int, int]] = field(default_factory=list)
     lagged: int = 0
+    cut_off: int = 0
+    """Subscriptions that the hub has cut off."""
     published: dict[str, int] = field(default_factory=dict)
     wants: dict[tuple[str, int], None] = field(default_factory=dict)
     """Snapshots that it asked for and that are not being fetched yet: stem, subscription."""
@@ -68,6 +70,11 @@ class Peer:
     unsettled: deque[Receipt] = field(default_factory=deque)
     denials: set[str] = field(default_factory=set)
     left: bool = False
+
+    @property
+    def num_lagged(self) -> int:
+        """Subscriptions that have lagged: as it says, and before it does, as the hub knows."""
+        return max(self.lagged, self.cut_off)
 
     def taken_over(self, number: int) -> None:
         """It has taken over what went out in frames up to ``number``."""

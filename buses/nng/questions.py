@@ -22,6 +22,20 @@ _MAX_COUNT: Final = 2**53
 _MAX_ROWS: Final = 4_096
 
 
+class Gone:
+    """What those have published, and how often they lagged, who are not there any more."""
+
+    def __init__(self) -> None:
+        self.published = dict.fromkeys(CATEGORIES, 0)
+        self.lagged = 0
+
+    def add(self, peer: Peer) -> None:
+        """A peer is gone."""
+        for category, count in peer.published.items():
+            self.published[category] += count
+        self.lagged += peer.num_lagged
+
+
 def parse(patterns: list[str]) -> tuple[Pattern, ...]:
     """Patterns of stems.
 
@@ -40,12 +54,12 @@ def stand(peer: Peer, standing: Standing) -> None:
     peer.lagged = _count(standing.lagged)
 
 
-def statistics(peers: list[Peer], cut_off: int) -> BusStatistics:
+def statistics(peers: list[Peer], gone: Gone) -> BusStatistics:
     """What these peers have published, and how each subscription of each of them fares.
 
     What waits for a peer at the hub counts for each of its subscriptions.
     """
-    published = dict.fromkeys(CATEGORIES, 0)
+    published = dict(gone.published)
     rows = []
     for peer in peers:
         for category, count in peer.published.items():
@@ -62,7 +76,7 @@ def statistics(peers: list[Peer], cut_off: int) -> BusStatistics:
                     dropped=missed + dropped,
                 )
             )
-    lagged = cut_off + sum(peer.lagged for peer in peers)
+    lagged = gone.lagged + sum(peer.num_lagged for peer in peers)
     return BusStatistics(published=published, subscriptions=tuple(rows), lagged=lagged)
 
 

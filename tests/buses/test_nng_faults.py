@@ -881,13 +881,20 @@ def test_statistics_count_those_who_were_cut_off_once() -> None:
     a, b, _ = joined(world, "a", "b", "c")
     listening(world, b)
     b.frozen_until_s = world.now + 3.0
-    for _ in range(100):
+    for _ in range(50):
+        a.outcome()
+        world.tick()
+    assert world.hub is not None
+    assert world.hub.statistics().lagged == 1, "before it has heard of it itself"
+    for _ in range(50):
         a.outcome()
         world.tick()
     world.calm()
     world.check()
-    assert world.hub is not None
-    assert world.hub.statistics().lagged >= 1
+    assert world.hub.statistics().lagged == 1
+    world.kill("b")
+    world.run(30.0)
+    assert world.hub.statistics().lagged == 1, "also when it is gone"
 
 
 # -- the state of a hub with two hellos -------------------------------------------------------
