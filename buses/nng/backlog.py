@@ -170,16 +170,17 @@ class Backlog:
         ``anyway``: it was taken before, and has only to wait once more.
         """
         size_bytes += num_messages * _MESSAGE_BYTES + _ITEM_BYTES
-        if num_messages and not anyway and self._is_full(num_messages, size_bytes):
+        if not num_messages:
+            self.owed_items += 1
+            self.owed_bytes += size_bytes
+        elif not anyway and self._is_full(num_messages, size_bytes):
             return False
+        else:
+            self._reliable_messages += num_messages
+            self._reliable_bytes += size_bytes
         self._serial += 1
         self._tail = None
         self._other.append(_Entry(self._serial, item, size_bytes, num_messages, receipt))
-        if num_messages:
-            self._count_in(True, num_messages, size_bytes)
-        else:
-            self.owed_items += 1
-            self.owed_bytes += size_bytes
         if receipt is not None:
             receipt.open += 1
         return True

@@ -365,7 +365,8 @@ class Hub:
                 if not reader.backlog.put(run, size_bytes, count, receipt):
                     self._cut_off(reader)
                 self._dirty[reader] = None
-            self._settlement.keep(run, size_bytes, receipt)
+            if self._settlement.waits:
+                self._settlement.keep(run, size_bytes, receipt)
         else:
             for reader in self._routes.of(run.stem):
                 reader.backlog.put_state(run, size_bytes)

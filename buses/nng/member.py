@@ -192,14 +192,14 @@ class Member:
         link = self._link
         while self._backlog and link.can_send and self._may_send_more():
             items, _ = self._backlog.take()
-            output.append(link.send(items, now))
+            data = link.send(items, now)
+            output.append(data)
             kept = [item for item in items if isinstance(item, Run) and item.reliable]
             if kept:
                 messages = sum(len(run.messages) for run in kept)
-                size_bytes = sum(sum(map(len, run.messages)) for run in kept)
-                self._unsettled.append((link.number, kept, messages, size_bytes))
+                self._unsettled.append((link.number, kept, messages, len(data)))
                 self._unsettled_messages += messages
-                self._unsettled_bytes += size_bytes
+                self._unsettled_bytes += len(data)
         output.extend(link.due(now))
         acknowledgement = link.acknowledgement(now)
         if acknowledgement is not None:

@@ -29,13 +29,10 @@ class Settlement:
     def __init__(self, *, until_s: float, max_bytes: int) -> None:
         self._until_s = until_s
         self._max_bytes = max_bytes
-        self._log: list[tuple[Run, Receipt]] | None = []
-        self._size_bytes = 0
-
-    @property
-    def waits(self) -> bool:
+        self.waits = True
         """Whether nothing is settled yet, and whoever comes back is given all that has passed."""
-        return self._log is not None
+        self._log: list[tuple[Run, Receipt]] = []
+        self._size_bytes = 0
 
     def next_due(self) -> float:
         """When ``tick`` has to be called."""
@@ -44,39 +41,43 @@ class Settlement:
     def tick(self, now: float) -> bool:
         """Returns whether it begins to settle now."""
         if self.waits and now >= self._until_s:
-            self._log = None
+            self._begin()
             return True
         return False
 
     def keep(self, run: Run, size_bytes: int, receipt: Receipt) -> None:
         """Keep a run for those who come late."""
-        if self._log is None:
+        if not self.waits:
             return
         self._size_bytes += size_bytes + _RUN_BYTES + len(run.messages) * _MESSAGE_BYTES
         if self._size_bytes > self._max_bytes:
-            self._log = None  # whoever comes now is told that something is missing
+            self._begin()  # whoever comes now is told that something is missing
         else:
             self._log.append((run, receipt))
 
     def kept(self) -> Iterator[tuple[Run, Receipt]]:
         """What passed since this hub began."""
-        return iter(self._log or ())
+        return iter(self._log)
 
     def note(self, peer: Peer, receipt: Receipt) -> None:
         """A frame of a peer has been handed out, for as many as its receipt counts."""
-        if receipt.open <= 0 and self._log is None:
+        if receipt.open <= 0 and not self.waits:
             return
         unsettled = peer.unsettled
         unsettled.append(receipt)
-        if len(unsettled) % _COMPACT == 0 and self._log is None:
+        if len(unsettled) % _COMPACT == 0 and not self.waits:
             # What is settled is told by the first that is open; those between count for nothing.
             peer.unsettled = deque(r for r in unsettled if r.open > 0)
 
     def settle(self, peer: Peer) -> None:
         """Move on what a peer is told of how far its reliable messages have come."""
-        if self._log is not None:
+        if self.waits:
             return
         unsettled = peer.unsettled
         while unsettled and unsettled[0].open <= 0:
             unsettled.popleft()
         peer.link.settled = unsettled[0].number - 1 if unsettled else peer.link.received
+
+    def _begin(self) -> None:
+        self.waits = False
+        self._log = []
