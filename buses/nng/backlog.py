@@ -100,7 +100,13 @@ class Backlog:
             tail.item.messages.append(message)
             tail.num_messages += 1
             tail.size_bytes += size_bytes
-            self._count_in(reliable, 1, size_bytes)
+            if reliable:
+                self._reliable_messages += 1
+                self._reliable_bytes += size_bytes
+            else:
+                self._state_messages += 1
+                self._state_bytes += size_bytes
+                self._make_room()
         else:
             run = Run(stem, reliable, [message])
             if not reliable:
@@ -110,8 +116,6 @@ class Backlog:
             if not self.put(run, len(message), 1):
                 return False
             self._tail = self._other[-1]
-        if not reliable:
-            self._make_room()
         return True
 
     def put_state(self, run: Run, size_bytes: int) -> None:
@@ -121,7 +125,8 @@ class Backlog:
         self._serial += 1
         self._tail = None
         self._state.append(_Entry(self._serial, run, size_bytes, count))
-        self._count_in(False, count, size_bytes)
+        self._state_messages += count
+        self._state_bytes += size_bytes
         self._make_room()
 
     def _make_room(self) -> None:
@@ -231,14 +236,6 @@ class Backlog:
             self._reliable_messages + num_messages > bounds.reliable_messages
             or self._reliable_bytes + size_bytes > bounds.reliable_bytes
         )
-
-    def _count_in(self, reliable: bool, num_messages: int, size_bytes: int) -> None:
-        if reliable:
-            self._reliable_messages += num_messages
-            self._reliable_bytes += size_bytes
-        else:
-            self._state_messages += num_messages
-            self._state_bytes += size_bytes
 
     def _count_out(self, entry: _Entry) -> None:
         if not entry.num_messages:
