@@ -270,9 +270,12 @@ class Mailbox:
         return True
 
     def lose(self, scope: str) -> None:
-        """Note that something of a stream was lost before it came here."""
-        if self.covers(scope):
-            self._lost[scope] = None
+        """Note that something of a stream was lost before it came here.
+
+        It may have been the end of the stream, whatever is queued here, so a snapshot is wanted.
+        """
+        if self._error is None and self.covers(scope):
+            self._wanted[scope] = None
             self._wake()
 
     def lag(self) -> LaggedError:

@@ -92,6 +92,11 @@ class Grants:
         """Whether the source of each message has to be looked at."""
         return self._sources is not None
 
+    @property
+    def may_hear_all(self) -> bool:
+        """Whether everything may be heard."""
+        return any(pattern.text == ">" for pattern in self._subscribe)
+
     def _may(self, publish: bool, stem: str, patterns: tuple[Pattern, ...]) -> bool:
         known = self._known.get((publish, stem))
         if known is None:
@@ -146,7 +151,7 @@ def load_key(path: Path) -> KeyFile:
     """
     key = load_toml(path, KeyFile)
     _check_secret(path, "secret", key.secret)
-    return key
+    return msgspec.structs.replace(key, tls=_beside(path, key.tls))
 
 
 def load_keyring(path: Path) -> KeyringFile:
@@ -174,7 +179,17 @@ def load_keyring(path: Path) -> KeyringFile:
                         f"{where(path, f'{at}.{setting}')}: {text!r} names a key, and what is "
                         "granted is granted for whole streams: end it in '.*' or '.>'"
                     )
-    return keyring
+    return msgspec.structs.replace(keyring, tls=_beside(path, keyring.tls))
+
+
+def _beside(path: Path, tls: TlsFiles | None) -> TlsFiles | None:
+    """Certificates whose paths do not depend on where the process stands."""
+    if tls is None:
+        return None
+    folder = path.absolute().parent
+    return msgspec.structs.replace(
+        tls, authority=str(folder / tls.authority), certificate=str(folder / tls.certificate)
+    )
 
 
 def _check_secret(path: Path, setting: str, secret: str) -> None:

@@ -1,27 +1,33 @@
 """What waits to be sent over a link, in order and within bounds.
 
 State gives way: when there is too much of it the oldest goes, and it is noted of which stream.
-Everything else stays; when there is too much of it, it is refused. Owns the bounds and the order.
+Reliable messages stay; when there are too many of them, the next is refused. What else is *owed*
+(snapshots, answers) is counted apart, and whoever puts it in looks at the count before. Owns the
+bounds and the order.
 """
 
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from hear.buses.nng.frames import FRAME_FILL_BYTES, Item, Lost, Run
+from hear.buses.nng.frames import FRAME_FILL_BYTES, Item, Lost, Run, Subscribed
 
 _ITEM_BYTES: Final = 64  # an item that carries no message
 _MESSAGE_BYTES: Final = 64  # what a message costs beside its bytes
 _MOST_IN_A_RUN: Final = 64  # since state gives way by whole runs
+_MOST_LOST_IN_A_FRAME: Final = 128  # stems, which are up to 4 KiB long
+_MOST_LOST: Final = 65_536
 
 
 class Bounds(NamedTuple):
-    """Most messages, and most bytes of them, of each class."""
+    """Most messages, and most bytes of them, of each class, and most items that are owed."""
 
     state_messages: int = 8_192
     state_bytes: int = 32 << 20
     reliable_messages: int = 65_536
     reliable_bytes: int = 64 << 20
+    owed_items: int = 65_536
+    owed_bytes: int = 256 << 20
 
 
 class Receipt:
@@ -52,19 +58,29 @@ class Backlog:
         self._other: deque[_Entry] = deque()
         self._state_messages = 0
         self._state_bytes = 0
-        self._other_messages = 0
-        self._other_bytes = 0
+        self._reliable_messages = 0
+        self._reliable_bytes = 0
+        self.owed_items = 0
+        """Items that are no messages, and wait."""
+        self.owed_bytes = 0
+        """Bytes of them."""
         self._serial = 0
-        self._lost: dict[str, None] = {}
+        self._lost: _Entry | None = None  # what was lost, as long as more may join it
+        self._num_lost = 0
         self._tail: _Entry | None = None  # of single messages, as long as others may join it
         self.dropped = 0
         """Messages of state that gave way."""
 
     def __bool__(self) -> bool:
-        return bool(self._state or self._other or self._lost)
+        return bool(self._state or self._other)
 
     def __len__(self) -> int:
-        return self._state_messages + self._other_messages
+        return self._state_messages + self._reliable_messages
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether more is owed than the bounds allow."""
+        return self.owed_items > self.bounds.owed_items or self.owed_bytes > self.bounds.owed_bytes
 
     def add(self, stem: str, reliable: bool, message: bytes) -> bool:
         """Add one message; returns False, and adds nothing, if it is a reliable one too many.
@@ -73,13 +89,24 @@ class Backlog:
         """
         size_bytes = len(message) + _MESSAGE_BYTES
         tail = self._tail
-        if tail is not None and tail.num_messages < _MOST_IN_A_RUN and tail.item.stem == stem:
+        if (
+            tail is not None
+            and tail.num_messages < _MOST_IN_A_RUN
+            and tail.size_bytes + size_bytes <= FRAME_FILL_BYTES
+            and tail.item.stem == stem
+        ):
             if reliable and self._is_full(1, size_bytes):
                 return False
             tail.item.messages.append(message)
             tail.num_messages += 1
             tail.size_bytes += size_bytes
-            self._count_in(reliable, 1, size_bytes)
+            if reliable:
+                self._reliable_messages += 1
+                self._reliable_bytes += size_bytes
+            else:
+                self._state_messages += 1
+                self._state_bytes += size_bytes
+                self._make_room()
         else:
             run = Run(stem, reliable, [message])
             if not reliable:
@@ -89,8 +116,6 @@ class Backlog:
             if not self.put(run, len(message), 1):
                 return False
             self._tail = self._other[-1]
-        if not reliable:
-            self._make_room()
         return True
 
     def put_state(self, run: Run, size_bytes: int) -> None:
@@ -100,7 +125,8 @@ class Backlog:
         self._serial += 1
         self._tail = None
         self._state.append(_Entry(self._serial, run, size_bytes, count))
-        self._count_in(False, count, size_bytes)
+        self._state_messages += count
+        self._state_bytes += size_bytes
         self._make_room()
 
     def _make_room(self) -> None:
@@ -113,24 +139,53 @@ class Backlog:
                 self._tail = None
             self._count_out(gone)
             self.dropped += gone.num_messages
-            assert isinstance(gone.item, Run)
-            self._lost[gone.item.stem] = None
+            self.put_lost(gone.item.stem)
 
-    def put_lost(self, stems: list[str]) -> None:
-        """Pass on that something of these streams was dropped before it came here."""
-        self._lost.update(dict.fromkeys(stems))
+    def put_lost(self, stem: str) -> None:
+        """Pass on that something of a stream was dropped here, or before it came here."""
+        lost = self._lost
+        if lost is None or len(lost.item.stems) >= _MOST_LOST_IN_A_FRAME:
+            if self._num_lost >= _MOST_LOST:
+                return  # so many streams has nobody
+            self._serial += 1
+            lost = self._lost = _Entry(self._serial, Lost([]), _ITEM_BYTES)
+            self._other.append(lost)
+            self.owed_items += 1
+            self.owed_bytes += lost.size_bytes
+        if stem not in lost.item.stems:
+            self._num_lost += 1
+            lost.item.stems.append(stem)
+
+    def put_subscribed(self, item: Subscribed) -> None:
+        """Tell of a new reader, which must hear of all that is lost from here on."""
+        self.put(item)
+        self._lost = None
 
     def put(
-        self, item: Item, size_bytes: int = 0, num_messages: int = 0, receipt: Receipt | None = None
+        self,
+        item: Item,
+        size_bytes: int = 0,
+        num_messages: int = 0,
+        receipt: Receipt | None = None,
+        *,
+        anyway: bool = False,
     ) -> bool:
-        """Add anything else; returns False, and adds nothing, if it is a message too many."""
+        """Add anything else; returns False, and adds nothing, if it is a message too many.
+
+        ``anyway``: it was taken before, and has only to wait once more.
+        """
         size_bytes += num_messages * _MESSAGE_BYTES + _ITEM_BYTES
-        if num_messages and self._is_full(num_messages, size_bytes):
+        if not num_messages:
+            self.owed_items += 1
+            self.owed_bytes += size_bytes
+        elif not anyway and self._is_full(num_messages, size_bytes):
             return False
+        else:
+            self._reliable_messages += num_messages
+            self._reliable_bytes += size_bytes
         self._serial += 1
         self._tail = None
         self._other.append(_Entry(self._serial, item, size_bytes, num_messages, receipt))
-        self._count_in(True, num_messages, size_bytes)
         if receipt is not None:
             receipt.open += 1
         return True
@@ -143,9 +198,6 @@ class Backlog:
         items: list[Item] = []
         receipts: list[Receipt] = []
         merged: Run | None = None
-        if self._lost:
-            items.append(Lost(list(self._lost)))
-            self._lost = {}
         size_bytes = 0
         while size_bytes < fill_bytes and (entry := self._next(fill_bytes - size_bytes, items)):
             size_bytes += entry.size_bytes
@@ -172,30 +224,29 @@ class Backlog:
         if entry is self._tail:
             self._tail = None
         self._count_out(entry)
+        if not entry.num_messages and isinstance(entry.item, Lost):
+            self._num_lost -= len(entry.item.stems)
+            if entry is self._lost:
+                self._lost = None
         return entry
 
     def _is_full(self, num_messages: int, size_bytes: int) -> bool:
         bounds = self.bounds
         return (
-            self._other_messages + num_messages > bounds.reliable_messages
-            or self._other_bytes + size_bytes > bounds.reliable_bytes
+            self._reliable_messages + num_messages > bounds.reliable_messages
+            or self._reliable_bytes + size_bytes > bounds.reliable_bytes
         )
 
-    def _count_in(self, reliable: bool, num_messages: int, size_bytes: int) -> None:
-        if reliable:
-            self._other_messages += num_messages
-            self._other_bytes += size_bytes
-        else:
-            self._state_messages += num_messages
-            self._state_bytes += size_bytes
-
     def _count_out(self, entry: _Entry) -> None:
-        if isinstance(entry.item, Run) and not entry.item.reliable:
+        if not entry.num_messages:
+            self.owed_items -= 1
+            self.owed_bytes -= entry.size_bytes
+        elif entry.item.reliable:
+            self._reliable_messages -= entry.num_messages
+            self._reliable_bytes -= entry.size_bytes
+        else:
             self._state_messages -= entry.num_messages
             self._state_bytes -= entry.size_bytes
-        else:
-            self._other_messages -= entry.num_messages
-            self._other_bytes -= entry.size_bytes
 
     def drop_reliable(self) -> list[Receipt]:
         """Drop the runs that are not state; returns the receipts that were waiting for them."""

@@ -1,7 +1,7 @@
 """``NngBus``: the bus as a process sees it that has joined a hub.
 
-Owns the readers of this process and who among them gets what came, by the same mailboxes as the
-memory bus. What is said to the hub is decided by ``member``, how bytes travel by ``wire``.
+Owns what the seam promises, and the loop that carries bytes. What is said to the hub is decided by
+``member``, who gets what came by ``readers``, how bytes travel by ``wire``.
 """
 
 import secrets
@@ -15,16 +15,16 @@ import msgspec
 import structlog
 import trio
 
-from hear.buses.mailbox import STEM_TOKENS, Entry, Mailbox
+from hear.buses.mailbox import STEM_TOKENS, Mailbox
 from hear.buses.nng.access import load_key
 from hear.buses.nng.backlog import Bounds
 from hear.buses.nng.frames import (
     FRAME_FILL_BYTES,
     MAX_MESSAGE_BYTES,
+    MAX_STEM,
     Answer,
     CutOff,
     Denied,
-    Fetch,
     Item,
     Lost,
     Question,
@@ -36,10 +36,11 @@ from hear.buses.nng.frames import (
     Wanted,
 )
 from hear.buses.nng.member import Member
+from hear.buses.nng.readers import NngSubscription, Readers
 from hear.buses.nng.wire import ClientWire
 from hear.clock import new_epoch
 from hear.codec import decode, encode
-from hear.errors import BusError, LaggedError, LocalProtocolError, RemoteProtocolError
+from hear.errors import BusError, LocalProtocolError, RemoteProtocolError
 from hear.messages import Envelope
 from hear.nursery import unwrapped
 from hear.seams import BusStatistics, SnapshotProvider
@@ -56,44 +57,6 @@ LEAVE_S: Final = 1.0
 DEFAULT_CAPACITY: Final = 4096
 _STANDING_S: Final = 1.0
 _IDLE_S: Final = 0.25
-_MAX_ROUTES: Final = 16_384
-
-
-class NngSubscription(Mailbox):
-    """One reader's place on a bus between processes. Made by ``NngBus.subscribe``."""
-
-    def __init__(
-        self, bus: "NngBus", number: int, patterns: Iterable[str], name: str, capacity: int
-    ) -> None:
-        super().__init__(bus, patterns, name, capacity)
-        self.number = number
-        self.joined = trio.Event()
-        self.refused = ""
-        self.fetching: set[str] = set()
-        """Streams of which a snapshot is on its way."""
-        self.parts: dict[str, list[Envelope]] = {}
-        self._withheld: set[str] = set()
-
-    @property
-    def only_state(self) -> bool:
-        """Whether it hears nothing that is reliable."""
-        return all(pattern.startswith("state.") for pattern in self.patterns)
-
-    def withhold(self, stems: Iterable[str]) -> None:
-        """Take nothing of these streams before their snapshots, which will include it."""
-        self._withheld.update(stems)
-
-    def release(self, stem: str) -> None:
-        """Take what comes of a stream again."""
-        self._withheld.discard(stem)
-
-    def put_run(self, entries: Sequence[Entry]) -> None:
-        """Take messages of one stream of state at once, unless its snapshot will include them."""
-        if not (self._withheld and entries and entries[0][1] in self._withheld):
-            super().put_run(entries)
-
-
-_Route = tuple[tuple[NngSubscription, bool], ...]
 
 
 class NngBus(trio.abc.AsyncResource):
@@ -103,22 +66,16 @@ class NngBus(trio.abc.AsyncResource):
         """Join parts that ``connect`` has made; ``run`` does the work."""
         self._wire = wire
         self._member = member
-        self._subscriptions: dict[int, NngSubscription] = {}  # entered and not yet left
-        self._live: dict[int, NngSubscription] = {}  # of these, the ones that get messages
-        self._routes: dict[str, _Route] = {}
+        self._readers = Readers(member)
         self._providers: dict[str, SnapshotProvider] = {}
         self._wills: dict[str, list[Run]] = {}
         self._published = dict.fromkeys(("intent", "control", "state", "outcome"), 0)
         self._numbers = count(1)
         self._questions: dict[int, trio.MemorySendChannel[Answer]] = {}
-        self._serial = 0
-        self._lagged = 0
         self._standing_s = 0.0
         self._stood: Standing | None = None
         self._sleeper: trio.lowlevel.Task | None = None
         self._closed = False
-        self.unreadable = 0
-        """Messages from the bus that were no envelopes."""
         self.denied = 0
         """Times that the hub said that the key does not grant something."""
 
@@ -136,6 +93,10 @@ class NngBus(trio.abc.AsyncResource):
     def dropped(self) -> int:
         """Messages of state that gave way here, since the hub did not take them in time."""
         return self._member.dropped
+
+    def unreadable(self) -> int:
+        """Messages and frames from the bus that could not be read."""
+        return self._readers.unreadable + self._member.unreadable
 
     # -- the seam -----------------------------------------------------------------------------
 
@@ -161,7 +122,13 @@ class NngBus(trio.abc.AsyncResource):
                 f"message {envelope.id} ({envelope.kind}): {len(data)} bytes, expected at most "
                 f"{MAX_MESSAGE_BYTES}"
             )
-        self._member.publish(stem_of(envelope), category != "state", data)
+        scope = stem_of(envelope)
+        if len(scope) > MAX_STEM:
+            raise LocalProtocolError(
+                f"message {envelope.id} ({envelope.kind}): subject {scope[:80]!r}... of "
+                f"{len(scope)} letters, expected at most {MAX_STEM}"
+            )
+        self._member.publish(scope, category != "state", data)
         self._published[category] += 1
         self._wake()
 
@@ -195,9 +162,14 @@ class NngBus(trio.abc.AsyncResource):
             raise BusError(f"snapshots of {subject!r}: the bus is closed")
         Pattern(subject)
         tokens = subject.split(".")
-        if len(tokens) != STEM_TOKENS or not {"*", ">"}.isdisjoint(tokens):
+        if (
+            len(tokens) != STEM_TOKENS
+            or not {"*", ">"}.isdisjoint(tokens)
+            or tokens[0] not in self._published
+            or len(subject) > MAX_STEM
+        ):
             raise LocalProtocolError(
-                f"snapshots of {subject!r}: expected <category>.<tenant>.<instance>.<topic>"
+                f"snapshots of {subject[:80]!r}: expected <category>.<tenant>.<instance>.<topic>"
             )
         self._providers[subject] = provider
         self._member.provide(subject)
@@ -207,19 +179,28 @@ class NngBus(trio.abc.AsyncResource):
         """Leave word what the hub is to publish if this process is lost without leaving.
 
         Replaces what ``source`` left before; nothing at all ends its will.
+
+        Raises:
+            LocalProtocolError: it cannot be encoded, or is too large.
         """
-        self._wills[source] = [
-            Run(stem_of(e), e.category != "state", [encode(e)]) for e in envelopes
-        ]
-        self._member.set_will([run for runs in self._wills.values() for run in runs])
+        mine = [Run(stem_of(e), e.category != "state", [encode(e)]) for e in envelopes]
+        runs = [run for owner, kept in self._wills.items() if owner != source for run in kept]
+        runs += mine
+        size_bytes = sum(len(run.messages[0]) + len(run.stem) for run in runs)
+        if size_bytes > MAX_MESSAGE_BYTES:
+            raise LocalProtocolError(
+                f"a will of {size_bytes} bytes, expected at most {MAX_MESSAGE_BYTES}"
+            )
+        self._wills[source] = mine
+        self._member.set_will(runs)
         self._wake()
 
     def statistics(self) -> BusStatistics:
         """What this process has published, and how its subscriptions fare."""
         return BusStatistics(
             published=dict(self._published),
-            subscriptions=tuple(reader.statistics() for reader in self._subscriptions.values()),
-            lagged=self._lagged,
+            subscriptions=tuple(reader.statistics() for reader in self._readers),
+            lagged=self._readers.lagged,
         )
 
     async def history(self, patterns: Iterable[str]) -> Sequence[Envelope]:
@@ -235,7 +216,7 @@ class NngBus(trio.abc.AsyncResource):
             try:
                 envelope = decode(part)
             except RemoteProtocolError:
-                self.unreadable += 1
+                self._readers.unreadable += 1
                 continue
             if any(pattern.matches(subject(envelope)) for pattern in wanted):
                 heard.append(envelope)
@@ -247,7 +228,7 @@ class NngBus(trio.abc.AsyncResource):
         Raises:
             BusError: the bus is closed, or the hub did not answer in time.
         """
-        (answer,) = await self._ask("statistics", [])
+        answer = b"".join(await self._ask("statistics", []))
         return msgspec.msgpack.decode(answer, type=BusStatistics)
 
     async def _ask(self, about: str, patterns: list[str]) -> list[bytes]:
@@ -287,13 +268,7 @@ class NngBus(trio.abc.AsyncResource):
         if self._closed:
             return
         self._closed = True
-        for reader in self._live.values():
-            reader.end(
-                BusError(f"subscription {reader.name!r}: the bus is closed"), keep_unread=True
-            )
-            reader.joined.set()
-        self._live.clear()
-        self._routes.clear()
+        self._readers.close()
         self._providers.clear()
         self._wire.close()
 
@@ -304,8 +279,7 @@ class NngBus(trio.abc.AsyncResource):
         assert isinstance(reader, NngSubscription)
         if self._closed:
             raise BusError(f"subscription {reader.name!r}: the bus is closed")
-        self._subscriptions[reader.number] = reader
-        self._member.subscribe(reader.number, reader.name, list(reader.patterns))
+        self._readers.enter(reader)
         self._wake()
         try:
             with trio.move_on_after(CONNECT_S):
@@ -322,11 +296,8 @@ class NngBus(trio.abc.AsyncResource):
     def leave(self, reader: Mailbox) -> None:
         """Forget a reader."""
         assert isinstance(reader, NngSubscription)
-        if self._subscriptions.pop(reader.number, None) is not None:
-            self._live.pop(reader.number, None)
-            self._member.unsubscribe(reader.number)
-            self._routes.clear()
-            self._wake()
+        self._readers.leave(reader)
+        self._wake()
 
     def provides(self, scope: str) -> bool:
         """Whether a snapshot may come: the hub knows, and says so if none does."""
@@ -335,10 +306,7 @@ class NngBus(trio.abc.AsyncResource):
     def snapshots(self, reader: Mailbox, wanted: Iterable[str]) -> list[Envelope]:
         """Have snapshots sent; they come later."""
         assert isinstance(reader, NngSubscription)
-        for scope in wanted:
-            if scope not in reader.fetching:
-                reader.fetching.add(scope)
-                self._member.put(Fetch(reader.number, scope))
+        self._readers.fetch(reader, wanted)
         self._wake()
         return []
 
@@ -383,6 +351,7 @@ class NngBus(trio.abc.AsyncResource):
                     self._take(item)
             self._flush(now)
             await trio.lowlevel.checkpoint()
+            now = trio.current_time()
         if self._member.lost(now):
             _log.warning("hub.silent", client=self.name)
             self._wire.reconnect()
@@ -409,13 +378,10 @@ class NngBus(trio.abc.AsyncResource):
             self._wire.send(data)  # what finds no room is sent again by the link
 
     def _tell_standing(self, now: float) -> None:
-        if now < self._standing_s + _STANDING_S or self._member.phase != "joined":
+        if now < self._standing_s + _STANDING_S or not self._member.connected:
             return
         self._standing_s = now
-        rows = [reader.statistics() for reader in self._subscriptions.values()]
-        standing = Standing(
-            [(row.name, row.queued, row.received, row.dropped) for row in rows], self._lagged
-        )
+        standing = self._readers.standing()
         if standing != self._stood:
             self._stood = standing
             self._member.put(standing)
@@ -424,23 +390,20 @@ class NngBus(trio.abc.AsyncResource):
     # -- what the hub says --------------------------------------------------------------------
 
     def _take(self, item: Item) -> None:
+        readers = self._readers
         if isinstance(item, Run):
-            self._take_run(item)
+            readers.take_run(item)
         elif isinstance(item, SnapshotFor):
-            self._take_snapshot(item)
+            readers.take_snapshot(item)
         elif isinstance(item, Wanted):
             self._make_snapshot(item)
         elif isinstance(item, Subscribed):
-            self._take_subscribed(item)
+            readers.take_subscribed(item)
         elif isinstance(item, Lost):
-            for reader in self._live.values():
-                for stem in item.stems:
-                    reader.lose(stem)
+            readers.take_lost(item)
         elif isinstance(item, CutOff):
             _log.error("bus.cut_off", client=self.name, reason=item.reason)
-            for reader in list(self._live.values()):
-                if not reader.only_state:
-                    self._cut(reader, item.reason)
+            readers.cut_off(item)
         elif isinstance(item, Denied):
             self.denied += 1
             _log.error("bus.denied", client=self.name, reason=item.reason)
@@ -449,73 +412,6 @@ class NngBus(trio.abc.AsyncResource):
                 asked.send_nowait(item)
             except trio.WouldBlock:
                 _log.warning("answer.dropped", client=self.name)
-
-    def _take_run(self, run: Run) -> None:
-        stem = run.stem
-        route = self._routes.get(stem)
-        if route is None:
-            route = self._find_route(stem)
-        if not route:
-            return
-        entries: list[Entry] = []
-        for message in run.messages:
-            self._serial += 1
-            try:
-                entries.append((self._serial, stem, decode(message)))
-            except RemoteProtocolError as error:
-                self._count_unreadable(error)
-        for reader, keyed in route:
-            mine = [e for e in entries if reader.matches(subject(e[2]))] if keyed else entries
-            if not run.reliable:
-                reader.put_run(mine)
-            elif not all(reader.put_reliable(entry) for entry in mine):
-                reader.lag()
-                self._drop(reader)
-
-    def _find_route(self, stem: str) -> _Route:
-        if len(self._routes) >= _MAX_ROUTES:
-            self._routes.clear()
-        route = self._routes[stem] = tuple(
-            (reader, reader.keyed()) for reader in self._live.values() if reader.covers(stem)
-        )
-        return route
-
-    def _take_subscribed(self, item: Subscribed) -> None:
-        reader = self._subscriptions.get(item.subscription)
-        if reader is None:
-            return
-        if item.refused:
-            reader.refused = item.refused
-        elif not item.complete and not reader.only_state:
-            self._cut(reader, "it was away for too long, and messages may be missing")
-        else:
-            reader.withhold(item.streams)
-            reader.fetching.clear()
-            reader.fetching.update(item.streams)
-            reader.parts.clear()
-            self._live[reader.number] = reader
-            self._routes.clear()
-        reader.joined.set()
-
-    def _take_snapshot(self, item: SnapshotFor) -> None:
-        envelopes = []
-        for message in item.messages:
-            try:
-                envelopes.append(decode(message))
-            except RemoteProtocolError as error:
-                self._count_unreadable(error)
-        for number in item.subscriptions:
-            reader = self._live.get(number)
-            if reader is None or item.stem not in reader.fetching:
-                continue
-            parts = reader.parts.setdefault(item.stem, [])
-            parts.extend(envelopes)
-            if item.last:
-                del reader.parts[item.stem]
-                reader.fetching.discard(item.stem)
-                reader.release(item.stem)
-                if parts:
-                    reader.put_snapshot(parts)
 
     def _make_snapshot(self, item: Wanted) -> None:
         provider = self._providers.get(item.stem)
@@ -526,6 +422,16 @@ class NngBus(trio.abc.AsyncResource):
             except Exception:
                 _log.exception("snapshot.failed", client=self.name, stream=item.stem)
                 parts = []
+        largest = max(map(len, parts), default=0)
+        if largest > MAX_MESSAGE_BYTES:
+            _log.error(
+                "snapshot.too_large",
+                client=self.name,
+                stream=item.stem,
+                size_bytes=largest,
+                limit_bytes=MAX_MESSAGE_BYTES,
+            )
+            parts = []
         chunk: list[bytes] = []
         size_bytes = 0
         for part in parts:
@@ -535,20 +441,6 @@ class NngBus(trio.abc.AsyncResource):
             chunk.append(part)
             size_bytes += len(part)
         self._member.put(Snapshot(item.stem, item.ticket, chunk, True), size_bytes)
-
-    def _cut(self, reader: NngSubscription, reason: str) -> None:
-        reader.end(LaggedError(f"subscription {reader.name!r}: {reason}"), keep_unread=False)
-        self._drop(reader)
-
-    def _drop(self, reader: NngSubscription) -> None:
-        self._lagged += 1
-        self._live.pop(reader.number, None)
-        self._member.unsubscribe(reader.number)
-        self._routes.clear()
-
-    def _count_unreadable(self, error: RemoteProtocolError) -> None:
-        self.unreadable += 1
-        _log.warning("message.unreadable", client=self.name, error=str(error))
 
 
 @asynccontextmanager

@@ -22,6 +22,9 @@ MAX_MESSAGE_BYTES: Final = 8 << 20
 MAX_FRAME_BYTES: Final = MAX_MESSAGE_BYTES + (1 << 20)
 """Largest frame; whoever sends a larger one is cut off."""
 
+MAX_STEM: Final = 4_096
+"""Longest stem of a subject, in letters."""
+
 FRAME_FILL_BYTES: Final = 256 << 10
 """A frame takes in what waits until it holds so much; only a single message may be larger."""
 
@@ -104,12 +107,14 @@ class Snapshot(_Part, frozen=True, tag="n"):
 
 
 class SnapshotFor(_Part, frozen=True, tag="nf"):
-    """Hub to client: the same, for these subscriptions. Without a message: there is none."""
+    """Hub to client: the same, for these subscriptions. Without a message: there is none.
+    ``failed``: it ends before it is whole."""
 
     subscriptions: list[int]
     stem: str
     messages: list[bytes]
     last: bool
+    failed: bool = False
 
 
 class CutOff(_Part, frozen=True, tag="c"):
@@ -177,9 +182,11 @@ Item = (
 
 
 class Hello(_Part, frozen=True, tag="H"):
-    """Client: who I am. ``received``: how far I have taken over what came in this session.
+    """Client: who I am. ``hub``: what the last welcome said that I have heard, and ``received``:
+    how far I have taken over what came since then.
 
-    With keys, it is answered by a challenge first, and comes again with the ``proof``.
+    With keys, it is answered by a challenge first, and comes again with the ``proof`` and the
+    nonce that it ``answers``.
     """
 
     version: int
@@ -189,6 +196,7 @@ class Hello(_Part, frozen=True, tag="H"):
     hub: str = ""
     key: str = ""
     proof: bytes = b""
+    answers: bytes = b""
 
 
 class Challenge(_Part, frozen=True, tag="C"):
@@ -198,7 +206,8 @@ class Challenge(_Part, frozen=True, tag="C"):
 
 
 class Welcome(_Part, frozen=True, tag="W"):
-    """Hub: go on from ``received`` if ``resumed``, and else begin anew."""
+    """Hub: go on from ``received`` if ``resumed``, and else begin anew. ``hub`` names this stay
+    at this hub, and no other."""
 
     version: int
     hub: str
@@ -220,7 +229,7 @@ class Stranger(_Part, frozen=True, tag="X"):
 
 
 class Goodbye(_Part, frozen=True, tag="B"):
-    """Client: I leave, of my own will. Hub: I stop."""
+    """Client: I leave, of my own will. Hub: so you have left; or, unasked, I stop."""
 
 
 class Frame(_Part, frozen=True, tag="F"):
@@ -266,5 +275,5 @@ def decode(data: bytes | memoryview) -> Wire:
         )
     try:
         return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError) as error:
         raise RemoteProtocolError(f"not a frame ({len(data)} bytes): {error}") from error

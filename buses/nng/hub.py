@@ -1,31 +1,25 @@
-"""The hub's side of the bus, without I/O: who is there, and who gets what.
+"""The hub's side of the bus, without I/O: it joins peers, routes what they say, and forgets them.
 
-A *peer* is one process that joined, known by its session and not by its connection: a connection
-may break and another take its place. The hub routes runs of messages by their stem, has snapshots
-made by those who provide them, settles reliable messages once all whom they are for have taken them
-over, remembers the latest of what passed, and publishes the will of a peer that is lost.
+Owns the order of things: what happens to a frame, in which sequence, and what happens when a peer
+comes, goes or is too slow. Each idea behind it stands alone: who is there (``peers``), who may
+come (``joining``), what may pass (``screening``), who gets it (``routing``), what is settled
+(``settlement``), snapshots (``snapshots``), what is remembered (``history``), and what may be
+asked (``questions``).
 
 It must not know what a message means. It is told what came and when, and says what to send.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
-from math import inf
+from collections.abc import Iterable
+from itertools import count
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
-from hear.buses.mailbox import with_any_key
-from hear.buses.nng.access import EVERYTHING, Grants, Keyring, new_nonce
+from hear.buses.nng.access import Keyring
 from hear.buses.nng.backlog import Backlog, Bounds, Receipt
 from hear.buses.nng.frames import (
-    FRAME_FILL_BYTES,
     LINK_VERSION,
-    MAX_MESSAGE_BYTES,
     Answer,
     Challenge,
     CutOff,
-    Denied,
     Fetch,
     Frame,
     Goodbye,
@@ -36,39 +30,43 @@ from hear.buses.nng.frames import (
     Refused,
     Run,
     Snapshot,
-    SnapshotFor,
     Standing,
     Stranger,
     Subscribe,
     Subscribed,
     Unsubscribe,
-    Wanted,
     Welcome,
     Will,
     Wire,
     decode,
     encode,
 )
+from hear.buses.nng.history import HISTORY_BYTES, History
+from hear.buses.nng.joining import MAX_NAME, Admit, Joining, Resume
 from hear.buses.nng.link import Link
 from hear.buses.nng.member import HUB_WINDOW, MEMBER_WINDOW
-from hear.codec import decode as decode_envelope
+from hear.buses.nng.peers import Peer, Peers, Subscription
+from hear.buses.nng.questions import (
+    Gone,
+    answer_history,
+    answer_statistics,
+    parse,
+    stand,
+    statistics,
+)
+from hear.buses.nng.routing import Routes
+from hear.buses.nng.screening import Screening
+from hear.buses.nng.settlement import SETTLE_S, Settlement
+from hear.buses.nng.snapshots import Snapshots
 from hear.errors import LocalProtocolError, RemoteProtocolError
-from hear.seams import BusStatistics, SubscriptionStatistics
-from hear.subjects import NOBODY, Pattern, stem_of
+from hear.seams import BusStatistics
 
 AWAY_S: Final = 20.0
 """A peer whose connection is lost is remembered for so long, and what it missed is kept."""
 
-SETTLE_S: Final = 3.0
-"""A hub that has just begun settles nothing before peers of an earlier hub had this time to come
-back, since reliable messages may be meant for them."""
-
-HISTORY_BYTES: Final = 32 << 20
-_MAX_ROUTES: Final = 16_384
-_MAX_DENIALS: Final = 64
-_MAX_NAME: Final = 256
 _MAX_SUBSCRIPTIONS: Final = 4_096
-_RUN_BYTES: Final = 128
+_MAX_PATTERNS: Final = 256
+_MAX_UNKNOWN_BYTES: Final = 4_096
 
 
 class HubEvent(NamedTuple):
@@ -76,46 +74,6 @@ class HubEvent(NamedTuple):
 
     name: str
     facts: dict[str, Any]
-
-
-@dataclass(slots=True, eq=False)
-class _Subscription:
-    number: int
-    name: str
-    patterns: tuple[Pattern, ...]
-    cut: bool = False
-
-    def covers(self, stem: str) -> bool:
-        example = f"{stem}.{NOBODY}"
-        return any(pattern.matches(example) for pattern in self.patterns)
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    name: str
-    session: str
-    grants: Grants
-    link: Link
-    backlog: Backlog
-    connection: int | None
-    away_since_s: float = inf
-    subscriptions: dict[int, _Subscription] = field(default_factory=dict)
-    will: list[Run] = field(default_factory=list)
-    rows: list[tuple[str, int, int, int]] = field(default_factory=list)
-    lagged: int = 0
-    delivered: int = 0
-    on_their_way: deque[tuple[int, list[Receipt]]] = field(default_factory=deque)
-    unsettled: deque[Receipt] = field(default_factory=deque)
-    denials: set[str] = field(default_factory=set)
-    left: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    stem: str
-    provider: _Peer
-    waiting: list[tuple[_Peer, int]] = field(default_factory=list)
-    begun: bool = False
 
 
 class Hub:
@@ -139,47 +97,44 @@ class Hub:
         self.to_close: list[int] = []
         """Connections to close."""
         self.events: list[HubEvent] = []
-        self._keyring = keyring
         self._bounds = bounds or Bounds()
         self._away_s = away_s
-        self._settles_s = now + settle_s
-        self._settle_log: list[tuple[Run, Receipt]] | None = []
-        self._settle_log_bytes = 0
-        self._peers: dict[str, _Peer] = {}  # by session
-        self._names: dict[str, _Peer] = {}
-        self._connections: dict[int, _Peer] = {}
-        self._nonces: dict[int, bytes] = {}
-        self._providers: dict[str, _Peer] = {}
-        self._tickets: dict[int, _Ticket] = {}
-        self._fresh: dict[str, int] = {}  # tickets of which no part has come, by stem
-        self._last_ticket = 0
-        self._routes: dict[str, tuple[_Peer, ...]] = {}
-        self._dirty: dict[_Peer, None] = {}
-        self._history: deque[tuple[Run, int]] = deque()
-        self._history_bytes = 0
-        self._max_history_bytes = history_bytes
-        self._published: dict[str, int] = dict.fromkeys(
-            ("intent", "control", "state", "outcome"), 0
-        )
-        self._lagged = 0
-        self.refused = 0
-        """Frames and messages that were turned away: garbage, oversized, not granted."""
+        self._peers = Peers()
+        self._joining = Joining(keyring)
+        self._screening = Screening(self._told)
+        self._routes = Routes(self._peers)
+        self._settlement = Settlement(until_s=now + settle_s, max_bytes=self._bounds.reliable_bytes)
+        self._snapshots = Snapshots(self._has_to_send)
+        self._history = History(history_bytes)
+        self._dirty: dict[Peer, None] = {}
+        self._parted: set[int] = set()  # connections over which a goodbye was said
+        self._stays = count(1)
+        self._gone = Gone()
+        self._turned_away = 0
 
     @property
     def peers(self) -> list[str]:
         """Names of those who are there, or away for a moment."""
-        return list(self._names)
+        return self._peers.names
+
+    @property
+    def refused(self) -> int:
+        """Frames and messages that were turned away: garbage, oversized, not granted."""
+        return self._turned_away + self._screening.refused
 
     # -- what the driver tells ----------------------------------------------------------------
 
     def receive(self, connection: int, data: bytes, now: float) -> None:
         """Take in what came over a connection."""
+        peer = self._peers.at(connection)
+        if peer is None and len(data) > _MAX_UNKNOWN_BYTES:  # no hello is so long
+            self._send(connection, Stranger(self.id))
+            return
         try:
             wire = decode(data)
         except RemoteProtocolError as error:
             self._turn_away(connection, "frame.unreadable", error=str(error))
             return
-        peer = self._connections.get(connection)
         try:
             if isinstance(wire, Hello):
                 self._hello(connection, wire, now)
@@ -189,10 +144,7 @@ class Hub:
                 else:
                     self._frame(peer, wire, now)
             elif isinstance(wire, Goodbye):
-                self._send(connection, Goodbye())
-                if peer is not None:
-                    peer.left = True
-                    self._forget(peer, "peer.left", now)
+                self._goodbye(connection, peer)
             else:
                 raise RemoteProtocolError(f"a {type(wire).__name__} from a client")
         except RemoteProtocolError as error:
@@ -201,25 +153,25 @@ class Hub:
 
     def closed(self, connection: int, now: float) -> None:
         """A connection is gone."""
-        self._nonces.pop(connection, None)
-        peer = self._connections.pop(connection, None)
-        if peer is not None and peer.connection == connection:
-            peer.connection = None
-            peer.away_since_s = now
+        self._joining.closed(connection)
+        self._parted.discard(connection)
+        peer = self._peers.detach(connection, now)
+        if peer is not None:
             self._event("peer.away", peer=peer.name)
 
     def tick(self, now: float) -> None:
         """Do what is due by now."""
-        if self._settle_log is not None and now >= self._settles_s:
-            self._settle_log = None
-            for peer in self._peers.values():
-                self._settle(peer)
-        for peer in list(self._peers.values()):
+        if self._settlement.tick(now):
+            self._dirty.update(dict.fromkeys(self._peers))
+        for peer in self._peers:
             if peer.connection is None:
                 if now >= peer.away_since_s + self._away_s:
-                    self._forget(peer, "peer.lost", now)
+                    self._forget(peer, "peer.lost")
             elif peer.link.lost(now):
-                self._drop_connection(peer, now)
+                self.to_close.append(peer.connection)
+                self.closed(peer.connection, now)
+            elif peer.link.stuck(now):
+                self._forget(peer, "peer.stuck")
             else:
                 for data in peer.link.due(now):
                     self.output.append((peer.connection, data))
@@ -229,8 +181,8 @@ class Hub:
 
     def next_due(self) -> float:
         """When ``tick`` has to be called next."""
-        due = self._settles_s if self._settle_log is not None else inf
-        for peer in self._peers.values():
+        due = self._settlement.next_due()
+        for peer in self._peers:
             if peer.connection is None:
                 due = min(due, peer.away_since_s + self._away_s)
             else:
@@ -239,22 +191,28 @@ class Hub:
 
     def flush(self, now: float) -> None:
         """Fill frames with what waits, and acknowledge what came."""
-        dirty, self._dirty = self._dirty, {}
-        for peer in dirty:
-            if peer.connection is None:
-                continue
-            while peer.backlog and peer.link.can_send:
-                items, receipts = peer.backlog.take()
-                data = peer.link.send(items, now)
-                peer.on_their_way.append((peer.link.number, receipts))
-                self.output.append((peer.connection, data))
-            acknowledgement = peer.link.acknowledgement(now)
-            if acknowledgement is not None:
-                self.output.append((peer.connection, acknowledgement))
+        while self._dirty:  # what one takes over may let another be asked for more
+            dirty, self._dirty = self._dirty, {}
+            for peer in dirty:
+                if peer.connection is not None:
+                    self._fill(peer, peer.connection, now)
+
+    def _fill(self, peer: Peer, connection: int, now: float) -> None:
+        self._settlement.settle(peer)
+        while peer.backlog and peer.link.can_send:
+            items, receipts = peer.backlog.take()
+            data = peer.link.send(items, now)
+            peer.on_their_way.append((peer.link.number, receipts))
+            self.output.append((connection, data))
+            if peer.wants:
+                self._snapshots.go_on(peer)
+        acknowledgement = peer.link.acknowledgement(now)
+        if acknowledgement is not None:
+            self.output.append((connection, acknowledgement))
 
     def stop(self) -> None:
         """Tell all peers that the hub stops."""
-        for peer in self._peers.values():
+        for peer in self._peers:
             if peer.connection is not None:
                 self._send(peer.connection, Goodbye())
 
@@ -263,320 +221,172 @@ class Hub:
 
         What waits for a peer at the hub counts for each of its subscriptions.
         """
-        rows = []
-        for peer in self._peers.values():
-            told = {name: row for name, *row in peer.rows}
-            waiting, dropped = len(peer.backlog), peer.backlog.dropped
-            for subscription in peer.subscriptions.values():
-                queued, received, missed = told.get(subscription.name, (0, 0, 0))
-                rows.append(
-                    SubscriptionStatistics(
-                        name=_row_name(peer.name, subscription.name),
-                        queued=queued + waiting,
-                        received=received,
-                        dropped=missed + dropped,
-                    )
-                )
-        lagged = self._lagged + sum(peer.lagged for peer in self._peers.values())
-        return BusStatistics(
-            published=dict(self._published), subscriptions=tuple(rows), lagged=lagged
-        )
+        return statistics(list(self._peers), self._gone)
 
-    # -- joining ------------------------------------------------------------------------------
+    # -- coming and going ---------------------------------------------------------------------
 
     def _hello(self, connection: int, hello: Hello, now: float) -> None:
-        if hello.version != LINK_VERSION:
-            self._refuse(
-                connection,
-                hello,
-                f"speaks version {hello.version} of the link, this hub speaks {LINK_VERSION}",
-            )
-            return
-        if not hello.name or len(hello.name) > _MAX_NAME or not hello.session:
-            self._refuse(connection, hello, f"name {hello.name[:40]!r}: expected 1 to 256 letters")
-            return
-        grants = EVERYTHING
-        if self._keyring is not None:
-            nonce = self._nonces.pop(connection, None)
-            if nonce is None or not hello.proof:
-                self._nonces[connection] = nonce = new_nonce()
-                self._send(connection, Challenge(nonce))
-                return
-            found = self._keyring.check(hello.key, nonce, hello.session, hello.name, hello.proof)
-            if found is None:
-                self._refuse(connection, hello, f"key {hello.key!r} is not valid here")
-                return
-            grants = found
-        peer = self._peers.get(hello.session)
-        if peer is not None and (peer.name != hello.name or peer.grants is not grants):
-            self._refuse(connection, hello, "the session is another's")
-            return
-        if peer is not None and hello.hub != self.id:
-            if self._connections.get(connection) is peer and peer.link.received == 0:
-                # It said hello more than once before it heard the answer.
-                self._send(connection, Welcome(LINK_VERSION, self.id, False, 0))
-                return
-            self._forget(peer, "peer.astray", now)
-            peer = None
-        if peer is not None and peer.link.number < hello.received:
-            self._forget(peer, "peer.astray", now)  # it speaks of what was never sent
-            peer = None
-        if peer is None:
-            holder = self._names.get(hello.name)
-            if holder is not None and holder.connection is not None and not holder.link.lost(now):
-                reason = f"the name {hello.name!r} is in use on this bus"
-                self._refuse(connection, hello, reason, final=False)
-                return
-            if holder is not None:
-                self._forget(holder, "peer.replaced", now)
-            self._admit(connection, hello, grants, now)
+        decision = self._joining.decide(connection, hello, self._peers, now)
+        if isinstance(decision, Challenge):
+            self._send(connection, decision)
+        elif isinstance(decision, Refused):
+            self._turned_away += 1
+            self._send(connection, decision)
+            self._event("peer.refused", peer=hello.name[:MAX_NAME], reason=decision.reason)
+        elif isinstance(decision, Resume):
+            self._resume(decision, connection, hello, now)
         else:
-            self._resume(peer, connection, hello, now)
+            if decision.replaced is not None:
+                self._forget(decision.replaced, decision.event)
+            self._admit(connection, hello, decision, now)
 
-    def _admit(self, connection: int, hello: Hello, grants: Grants, now: float) -> None:
-        peer = _Peer(
+    def _admit(self, connection: int, hello: Hello, decision: Admit, now: float) -> None:
+        self._displace(connection, None)
+        peer = Peer(
             name=hello.name,
             session=hello.session,
-            grants=grants,
+            stay=f"{self.id}/{next(self._stays)}",
+            grants=decision.grants,
             link=Link(window=HUB_WINDOW, owe_most=MEMBER_WINDOW // 2, now=now),
             backlog=Backlog(self._bounds),
-            connection=connection,
         )
-        self._peers[hello.session] = self._names[hello.name] = peer
-        self._connections[connection] = peer
-        self._send(connection, Welcome(LINK_VERSION, self.id, False, 0))
+        self._peers.add(peer, connection)
+        self._send(connection, Welcome(LINK_VERSION, peer.stay, False, 0))
         self._event("peer.joined", peer=peer.name)
 
-    def _resume(self, peer: _Peer, connection: int, hello: Hello, now: float) -> None:
+    def _resume(self, decision: Resume, connection: int, hello: Hello, now: float) -> None:
+        peer = decision.peer
+        self._displace(connection, peer)
         if peer.connection is not None and peer.connection != connection:
-            self._connections.pop(peer.connection, None)
             self.to_close.append(peer.connection)
-        peer.connection = connection
-        peer.away_since_s = inf
-        self._connections[connection] = peer
-        self._send(connection, Welcome(LINK_VERSION, self.id, True, peer.link.received))
-        for data in peer.link.resume(hello.received, now):
+            self._peers.detach(peer.connection, now)
+        self._peers.attach(peer, connection)
+        resumed = not decision.from_start
+        self._send(connection, Welcome(LINK_VERSION, peer.stay, resumed, peer.link.received))
+        received = hello.received if resumed else 0
+        for data in peer.link.resume(received, now):
             self.output.append((connection, data))
-        self._taken_over(peer, hello.received)
-        self._dirty[peer] = None
+        peer.taken_over(received)
+        self._has_to_send(peer)
         self._event("peer.resumed", peer=peer.name)
 
-    def _refuse(self, connection: int, hello: Hello, reason: str, *, final: bool = True) -> None:
-        self.refused += 1
-        self._send(connection, Refused(reason, final))
-        self._event("peer.refused", peer=hello.name[:_MAX_NAME], reason=reason)
+    def _displace(self, connection: int, peer: Peer | None) -> None:
+        """Nobody else speaks over this connection any more."""
+        before = self._peers.at(connection)
+        if before is not None and before is not peer:
+            self._forget(before, "peer.replaced")
+
+    def _goodbye(self, connection: int, peer: Peer | None) -> None:
+        if peer is not None:
+            peer.left = True
+            self._parted.add(connection)
+            self._forget(peer, "peer.left")
+        if connection in self._parted:
+            self._send(connection, Goodbye())
+        else:  # it may have come over another connection, and would then be taken for lost
+            self._send(connection, Stranger(self.id))
 
     def _turn_away(self, connection: int, event: str, **facts: Any) -> None:
         """Nothing that makes sense comes over this connection."""
-        self.refused += 1
+        self._turned_away += 1
         self._event(event, connection=connection, **facts)
         self.to_close.append(connection)
 
-    def _drop_connection(self, peer: _Peer, now: float) -> None:
-        connection = peer.connection
-        assert connection is not None
-        self.to_close.append(connection)
-        self.closed(connection, now)
-
-    def _forget(self, peer: _Peer, event: str, now: float) -> None:
+    def _forget(self, peer: Peer, event: str) -> None:
         """A peer is gone for good: what it provided and asked for goes, and its will is done."""
         self._event(event, peer=peer.name)
-        self._peers.pop(peer.session, None)
-        if self._names.get(peer.name) is peer:
-            del self._names[peer.name]
-        if peer.connection is not None:
-            self._connections.pop(peer.connection, None)
-            peer.connection = None
-        self._routes.clear()
+        self._peers.remove(peer)
+        self._routes.changed()
         self._dirty.pop(peer, None)
-        for stem in [s for s, provider in self._providers.items() if provider is peer]:
-            del self._providers[stem]
-        for number, ticket in list(self._tickets.items()):
-            if ticket.provider is peer:
-                self._end_ticket(number, ticket, [])
-            else:
-                ticket.waiting = [(p, s) for p, s in ticket.waiting if p is not peer]
-        self._release(peer, peer.backlog.drop_reliable())
-        while peer.on_their_way:
-            self._release(peer, peer.on_their_way.popleft()[1])
+        self._snapshots.forget(peer)
+        peer.drop_reliable()
         if not peer.left and peer.will:
             self._event(
                 "will.done", peer=peer.name, messages=sum(len(r.messages) for r in peer.will)
             )
             for run in peer.will:
-                self._publish(peer, run, Receipt(0))
+                self._pass_on(peer, run, Receipt(0))
+        self._gone.add(peer)
 
     # -- what a peer says ---------------------------------------------------------------------
 
-    def _frame(self, peer: _Peer, frame: Frame, now: float) -> None:
+    def _frame(self, peer: Peer, frame: Frame, now: float) -> None:
         items, acknowledged = peer.link.receive(frame, now)
-        self._taken_over(peer, acknowledged)
-        self._dirty[peer] = None
+        peer.taken_over(acknowledged)
+        self._has_to_send(peer)
         if not items:
             return
         receipt = Receipt(frame.number)
-        peer.unsettled.append(receipt)
-        for item in items:
-            if isinstance(item, Run):
-                self._publish(peer, item, receipt)
-            else:
-                self._other(peer, item)
-        self._settle(peer)
+        try:
+            for item in items:
+                if isinstance(item, Run):
+                    run = self._screening.run(peer, item)
+                    if run.messages:
+                        self._pass_on(peer, run, receipt)
+                else:
+                    self._other(peer, item)
+        finally:
+            self._settlement.note(peer, receipt)
 
-    def _other(self, peer: _Peer, item: object) -> None:
+    def _other(self, peer: Peer, item: object) -> None:
+        if isinstance(item, Subscribe | Fetch | Question) and peer.backlog.is_overdrawn:
+            raise RemoteProtocolError(f"peer {peer.name!r} asks, and does not take the answers")
         if isinstance(item, Subscribe):
             self._subscribe(peer, item)
         elif isinstance(item, Unsubscribe):
             if peer.subscriptions.pop(item.subscription, None) is not None:
-                self._routes.clear()
+                self._routes.changed()
         elif isinstance(item, Provide):
             self._provide(peer, item)
         elif isinstance(item, Fetch):
             if item.subscription in peer.subscriptions:
-                self._fetch(peer, item.subscription, item.stem)
+                self._snapshots.fetch(peer, item.subscription, item.stem)
         elif isinstance(item, Snapshot):
-            self._snapshot(peer, item)
+            messages = self._screening.messages(peer, item.stem, item.messages)
+            self._snapshots.take(peer, item, messages)
         elif isinstance(item, Lost):
             self._pass_on_lost(peer, item.stems)
         elif isinstance(item, Will):
-            peer.will = item.runs
+            peer.will = [self._screening.run(peer, run) for run in item.runs]
         elif isinstance(item, Standing):
-            peer.rows, peer.lagged = item.rows, item.lagged
+            stand(peer, item)
         elif isinstance(item, Question):
             self._question(peer, item)
         else:
             raise RemoteProtocolError(f"a {type(item).__name__} from a client")
 
-    def _publish(self, peer: _Peer, run: Run, receipt: Receipt) -> None:
-        stem = run.stem
-        category = stem.partition(".")[0]
-        run = self._check_run(peer, run, category)
-        if not run.messages:
-            return
-        self._published[category] += len(run.messages)
+    def _pass_on(self, peer: Peer, run: Run, receipt: Receipt) -> None:
+        count = len(run.messages)
+        category = self._screening.category(run.stem)
+        peer.published[category] = peer.published.get(category, 0) + count
         size_bytes = sum(map(len, run.messages))
-        self._remember(run, size_bytes)
-        route = self._routes.get(stem)
-        if route is None:
-            route = self._find_route(stem)
+        self._history.remember(run, size_bytes)
         if run.reliable:
-            for reader in route:
-                reader.delivered += len(run.messages)
-                if not reader.backlog.put(run, size_bytes, len(run.messages), receipt):
+            for reader in self._routes.of(run.stem):
+                if not reader.backlog.put(run, size_bytes, count, receipt):
                     self._cut_off(reader)
                 self._dirty[reader] = None
-            if self._settle_log is not None:
-                self._keep_for_the_late(run, size_bytes, receipt)
+            if self._settlement.waits:
+                self._settlement.keep(run, size_bytes, receipt)
         else:
-            for reader in route:
-                reader.delivered += len(run.messages)
+            for reader in self._routes.of(run.stem):
                 reader.backlog.put_state(run, size_bytes)
                 self._dirty[reader] = None
 
-    def _check_run(self, peer: _Peer, run: Run, category: str) -> Run:
-        """The messages of a run that may pass."""
-        stem = run.stem
-        if category not in self._published or stem.count(".") != 3:
-            raise RemoteProtocolError(f"a run on {stem[:80]!r}, which is no stem of a subject")
-        if run.reliable is (category == "state"):
-            raise RemoteProtocolError(f"a run on {stem[:80]!r} in the wrong class")
-        if not self._granted(peer, stem, publish=True):
-            return Run(stem, run.reliable, [])
-        messages = run.messages
-        if any(len(message) > MAX_MESSAGE_BYTES for message in messages):
-            self._deny(peer, f"a message on {stem} is larger than {MAX_MESSAGE_BYTES} bytes")
-            messages = [m for m in messages if len(m) <= MAX_MESSAGE_BYTES]
-        if peer.grants.checks_sources:
-            messages = [m for m in messages if self._is_own(peer, stem, m)]
-        return run if messages is run.messages else Run(stem, run.reliable, messages)
-
-    def _is_own(self, peer: _Peer, stem: str, message: bytes) -> bool:
-        """Whether a message belongs to its run, and speaks under a name that is granted."""
-        envelope = decode_envelope(message)
-        if stem_of(envelope) != stem:
-            self._deny(peer, f"a message of {stem_of(envelope)} was sent as one of {stem}")
-            return False
-        if not peer.grants.may_be(envelope.source):
-            self._deny(peer, f"the key does not grant to speak as {envelope.source!r}")
-            return False
-        return True
-
-    def _granted(self, peer: _Peer, stem: str, *, publish: bool) -> bool:
-        may = peer.grants.may_publish(stem) if publish else peer.grants.may_hear(stem)
-        if not may:
-            self._deny(peer, f"the key does not grant to publish on {stem}")
-        return may
-
-    def _deny(self, peer: _Peer, reason: str) -> None:
-        self.refused += 1
-        if reason not in peer.denials and len(peer.denials) < _MAX_DENIALS:
-            peer.denials.add(reason)
-            peer.backlog.put(Denied(reason))
-            self._dirty[peer] = None
-            self._event("message.denied", peer=peer.name, reason=reason)
-
-    def _remember(self, run: Run, size_bytes: int) -> None:
-        size_bytes += _RUN_BYTES
-        self._history.append((run, size_bytes))
-        self._history_bytes += size_bytes
-        while self._history_bytes > self._max_history_bytes:
-            self._history_bytes -= self._history.popleft()[1]
-
-    def _keep_for_the_late(self, run: Run, size_bytes: int, receipt: Receipt) -> None:
-        assert self._settle_log is not None
-        self._settle_log_bytes += size_bytes
-        if self._settle_log_bytes > self._bounds.reliable_bytes:
-            self._settle_log = None  # whoever comes now is told that something is missing
-        else:
-            self._settle_log.append((run, receipt))
-
-    def _pass_on_lost(self, peer: _Peer, stems: list[str]) -> None:
+    def _pass_on_lost(self, peer: Peer, stems: list[str]) -> None:
         for stem in stems:
-            if peer.grants.may_publish(stem):
-                for reader in self._routes.get(stem) or self._find_route(stem):
-                    reader.backlog.put_lost([stem])
+            if self._screening.category(stem) == "state" and peer.grants.may_publish(stem):
+                for reader in self._routes.of(stem):
+                    reader.backlog.put_lost(stem)
                     self._dirty[reader] = None
 
-    def _find_route(self, stem: str) -> tuple[_Peer, ...]:
-        if len(self._routes) >= _MAX_ROUTES:
-            self._routes.clear()
-        reliable = not stem.startswith("state.")
-        route = self._routes[stem] = tuple(
-            peer
-            for peer in self._peers.values()
-            if peer.grants.may_hear(stem)
-            and any(
-                subscription.covers(stem) and not (reliable and subscription.cut)
-                for subscription in peer.subscriptions.values()
-            )
-        )
-        return route
-
-    # -- taken over, settled, cut off ---------------------------------------------------------
-
-    def _taken_over(self, peer: _Peer, number: int) -> None:
-        while peer.on_their_way and peer.on_their_way[0][0] <= number:
-            self._release(peer, peer.on_their_way.popleft()[1])
-
-    def _release(self, peer: _Peer, receipts: list[Receipt]) -> None:
-        for receipt in receipts:
-            receipt.open -= 1
-
-    def _settle(self, peer: _Peer) -> None:
-        """Move on what this peer is told of how far its reliable messages have come."""
-        if self._settle_log is not None:
-            return
-        unsettled = peer.unsettled
-        while unsettled and unsettled[0].open <= 0:
-            peer.link.settled = unsettled.popleft().number
-
-    def _cut_off(self, peer: _Peer) -> None:
-        self._lagged += 1
-        self._release(peer, peer.backlog.drop_reliable())
+    def _cut_off(self, peer: Peer) -> None:
+        peer.drop_reliable()
         for subscription in peer.subscriptions.values():
-            if not _only_state(subscription.patterns):
+            if not subscription.only_state and not subscription.cut:
                 subscription.cut = True
-        self._routes.clear()
+                peer.cut_off += 1
+        self._routes.changed()
         reason = (
             f"more than {self._bounds.reliable_messages} reliable messages or "
             f"{self._bounds.reliable_bytes} bytes of them were left untaken at the hub"
@@ -584,136 +394,80 @@ class Hub:
         peer.backlog.put(CutOff(reason))
         self._event("peer.cut_off", peer=peer.name, reason=reason)
 
-    # -- subscriptions and snapshots ----------------------------------------------------------
+    # -- subscriptions and questions ----------------------------------------------------------
 
-    def _subscribe(self, peer: _Peer, item: Subscribe) -> None:
+    def _subscribe(self, peer: Peer, item: Subscribe) -> None:
         number = item.subscription
         if len(peer.subscriptions) >= _MAX_SUBSCRIPTIONS:
             refused = f"{_MAX_SUBSCRIPTIONS} subscriptions are the most that one peer may have"
-            peer.backlog.put(Subscribed(number, [], refused=refused))
+            peer.backlog.put_subscribed(Subscribed(number, [], refused=refused))
+            return
+        if len(item.name) > MAX_NAME or len(item.patterns) > _MAX_PATTERNS:
+            refused = f"expected a name of {MAX_NAME} letters and {_MAX_PATTERNS} patterns at most"
+            peer.backlog.put_subscribed(Subscribed(number, [], refused=refused))
             return
         try:
-            patterns = tuple(with_any_key(Pattern(text)) for text in item.patterns)
+            patterns = parse(item.patterns)
         except LocalProtocolError as error:
-            peer.backlog.put(Subscribed(number, [], refused=str(error)))
+            peer.backlog.put_subscribed(Subscribed(number, [], refused=str(error)))
             return
-        subscription = _Subscription(number, item.name, patterns)
+        subscription = Subscription(number, item.name, patterns)
         peer.subscriptions[number] = subscription
-        self._routes.clear()
+        self._routes.changed()
         streams = [
             stem
-            for stem in self._providers
+            for stem in self._snapshots.provided
             if subscription.covers(stem) and peer.grants.may_hear(stem)
         ]
-        complete = not item.resumed or self._settle_log is not None or _only_state(patterns)
-        peer.backlog.put(Subscribed(number, streams, complete))
-        if item.resumed and self._settle_log is not None:
-            for run, receipt in self._settle_log:
+        complete = not item.resumed or self._settlement.waits or subscription.only_state
+        peer.backlog.put_subscribed(Subscribed(number, streams, complete))
+        if item.resumed:
+            for run, receipt in self._settlement.kept():
                 if subscription.covers(run.stem) and peer.grants.may_hear(run.stem):
                     size_bytes = sum(map(len, run.messages))
-                    peer.backlog.put(run, size_bytes, len(run.messages), receipt)
+                    if not peer.backlog.put(run, size_bytes, len(run.messages), receipt):
+                        self._cut_off(peer)
+                        break
         for stem in streams:
-            self._fetch(peer, number, stem)
+            self._snapshots.fetch(peer, number, stem)
 
-    def _provide(self, peer: _Peer, item: Provide) -> None:
-        if not self._granted(peer, item.stem, publish=True):
+    def _provide(self, peer: Peer, item: Provide) -> None:
+        self._screening.category(item.stem)
+        if not self._screening.may_publish(peer, item.stem):
             return
-        self._providers[item.stem] = peer
+        self._snapshots.provide(peer, item.stem)
         if item.resumed:
-            for reader in self._routes.get(item.stem) or self._find_route(item.stem):
+            for reader in self._routes.of(item.stem):
                 for subscription in reader.subscriptions.values():
                     if subscription.covers(item.stem):
-                        self._fetch(reader, subscription.number, item.stem)
+                        self._snapshots.fetch(reader, subscription.number, item.stem)
 
-    def _fetch(self, peer: _Peer, subscription: int, stem: str) -> None:
-        provider = self._providers.get(stem)
-        if provider is None or not peer.grants.may_hear(stem):
-            peer.backlog.put(SnapshotFor([subscription], stem, [], True))
-            return
-        number = self._fresh.get(stem)
-        if number is None:
-            self._last_ticket += 1
-            number = self._fresh[stem] = self._last_ticket
-            self._tickets[number] = _Ticket(stem, provider)
-            provider.backlog.put(Wanted(stem, number))
-            self._dirty[provider] = None
-        if (peer, subscription) not in self._tickets[number].waiting:
-            self._tickets[number].waiting.append((peer, subscription))
-
-    def _snapshot(self, peer: _Peer, item: Snapshot) -> None:
-        ticket = self._tickets.get(item.ticket)
-        if ticket is None or ticket.provider is not peer or ticket.stem != item.stem:
-            return
-        if not ticket.begun:
-            # Who asks from here on may have missed what this snapshot does not include.
-            ticket.begun = True
-            self._fresh.pop(ticket.stem, None)
-        if item.last:
-            self._end_ticket(item.ticket, ticket, item.messages)
+    def _question(self, peer: Peer, question: Question) -> None:
+        answers: Iterable[Answer]
+        if question.about == "history":
+            answers = answer_history(question, self._history, peer.grants)
+        elif question.about == "statistics":
+            if peer.grants.may_hear_all:
+                told = self.statistics()
+            else:
+                told = statistics([p for p in self._peers if p.grants is peer.grants], Gone())
+            answers = answer_statistics(question, told)
         else:
-            self._hand_out(ticket, item.messages, last=False)
-
-    def _end_ticket(self, number: int, ticket: _Ticket, messages: list[bytes]) -> None:
-        self._tickets.pop(number, None)
-        if self._fresh.get(ticket.stem) == number:
-            del self._fresh[ticket.stem]
-        self._hand_out(ticket, messages, last=True)
-
-    def _hand_out(self, ticket: _Ticket, messages: list[bytes], *, last: bool) -> None:
-        by_peer: dict[_Peer, list[int]] = {}
-        for peer, subscription in ticket.waiting:
-            by_peer.setdefault(peer, []).append(subscription)
-        size_bytes = sum(map(len, messages))
-        for peer, subscriptions in by_peer.items():
-            peer.backlog.put(SnapshotFor(subscriptions, ticket.stem, messages, last), size_bytes)
-            self._dirty[peer] = None
-
-    # -- questions ----------------------------------------------------------------------------
-
-    def _question(self, peer: _Peer, question: Question) -> None:
-        if question.about == "statistics":
-            parts = [msgspec.msgpack.encode(self.statistics())]
-            peer.backlog.put(Answer(question.number, parts, True), len(parts[0]))
-        elif question.about == "history":
-            self._tell_history(peer, question)
-        else:
-            peer.backlog.put(Answer(question.number, [], True))
-
-    def _tell_history(self, peer: _Peer, question: Question) -> None:
-        try:
-            patterns = tuple(with_any_key(Pattern(text)) for text in question.patterns)
-        except LocalProtocolError:
-            patterns = ()
-        asked = _Subscription(0, "", patterns)
-        parts: list[bytes] = []
-        size_bytes = 0
-        heard: dict[str, bool] = {}
-        for run, run_bytes in self._history:
-            wanted = heard.get(run.stem)
-            if wanted is None:
-                wanted = asked.covers(run.stem) and peer.grants.may_hear(run.stem)
-                heard[run.stem] = wanted
-            if not wanted:
-                continue
-            parts.extend(run.messages)
-            size_bytes += run_bytes
-            if size_bytes >= FRAME_FILL_BYTES:
-                peer.backlog.put(Answer(question.number, parts, False), size_bytes)
-                parts, size_bytes = [], 0
-        peer.backlog.put(Answer(question.number, parts, True), size_bytes)
+            answers = [Answer(question.number, [], True)]
+        for answer in answers:
+            peer.backlog.put(answer, sum(map(len, answer.parts)))
 
     # -- pieces -------------------------------------------------------------------------------
+
+    def _has_to_send(self, peer: Peer) -> None:
+        self._dirty[peer] = None
+
+    def _told(self, peer: Peer, reason: str) -> None:
+        self._has_to_send(peer)
+        self._event("message.denied", peer=peer.name, reason=reason)
 
     def _send(self, connection: int, wire: Wire) -> None:
         self.output.append((connection, encode(wire)))
 
     def _event(self, name: str, **facts: Any) -> None:
         self.events.append(HubEvent(name, facts))
-
-
-def _only_state(patterns: tuple[Pattern, ...]) -> bool:
-    return all(pattern.text.startswith("state.") for pattern in patterns)
-
-
-def _row_name(peer: str, subscription: str) -> str:
-    return peer if peer == subscription else f"{peer}/{subscription}"

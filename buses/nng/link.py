@@ -22,6 +22,8 @@ SILENCE_S = 4.0
 
 ACKNOWLEDGE_S = 0.02
 """An acknowledgement waits so long for a frame that carries it."""
+STUCK_S = 60.0
+"""An end that is there, and takes nothing over for so long, is given up."""
 
 FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 4.0
@@ -36,7 +38,7 @@ class _Sent:
 class Link:
     """One end of a link."""
 
-    def __init__(self, *, window: int, owe_most: int, now: float) -> None:
+    def __init__(self, *, window: int, now: float, owe_most: int = 1) -> None:
         """``window`` frames may be on their way; every ``owe_most`` frames that come, the other
         end is told so, which has to be well before its own window is full."""
         self._window = window
@@ -48,16 +50,12 @@ class Link:
         self._owe_most = owe_most
         self._num_owed = 0
         self._acknowledge_s = inf
+        self._progress_s = now
         self.heard_s = now
         self.received = 0
         """Number of the last frame taken over from the other end."""
         self.settled = 0
         """What to tell the other end of its reliable messages (``Frame.settled``)."""
-
-    @property
-    def acknowledge_s(self) -> float:
-        """When an acknowledgement has to be sent on its own, if no frame has carried it."""
-        return self._acknowledge_s
 
     @property
     def can_send(self) -> bool:
@@ -81,6 +79,7 @@ class Link:
         if not self._unacknowledged:
             self._retry_pause_s = FIRST_RETRY_S
             self._retry_s = now + FIRST_RETRY_S
+            self._progress_s = now
         self._unacknowledged.append(_Sent(self._number, data))
         self._said(now)
         return data
@@ -122,6 +121,14 @@ class Link:
         """Whether the other end has been silent for too long."""
         return now >= self.heard_s + SILENCE_S
 
+    def stuck(self, now: float) -> bool:
+        """Whether the other end has taken nothing over for too long, although it is there."""
+        return bool(self._unacknowledged) and now >= self._progress_s + STUCK_S
+
+    def can_resume(self, received: int) -> bool:
+        """Whether what the other end has not taken over is still here."""
+        return self._number - len(self._unacknowledged) <= received <= self._number
+
     def resume(self, received: int, now: float) -> list[bytes]:
         """Go on over a new connection; returns what the other end has not taken over."""
         self.heard_s = now
@@ -134,6 +141,7 @@ class Link:
     def _acknowledge(self, number: int, now: float) -> int:
         while self._unacknowledged and self._unacknowledged[0].number <= number:
             self._unacknowledged.popleft()
+            self._progress_s = now
             self._retry_pause_s = FIRST_RETRY_S
             self._retry_s = now + FIRST_RETRY_S
         if not self._unacknowledged:

@@ -3,6 +3,8 @@
 A member keeps what the hub would have to be told again: its subscriptions, the streams that it
 provides, its will, and the reliable messages that are not settled. So it survives a broken
 connection, where the link goes on, and a hub that was started anew, where all of it is said again.
+What it keeps is bounded: with too much of it unsettled no more is sent, and waits to be sent until
+that is too much as well.
 
 It must not know what a message means, nor who reads it. It is told what came and when, and says
 what to send.
@@ -71,15 +73,16 @@ class Member:
         self._bounds = bounds or Bounds()
         self._link = self._new_link(now)
         self._backlog = Backlog(self._bounds)
-        self._hub = ""
+        self._stay = ""  # what the hub called it, when this member last began
         self._connected = False
         self._hello_s = now
         self._output: list[bytes] = []
         self._subscriptions: dict[int, Subscribe] = {}
         self._provided: dict[str, None] = {}
         self._will: list[Run] = []
-        self._unsettled: deque[tuple[int, list[Run]]] = deque()
+        self._unsettled: deque[tuple[int, list[Run], int, int]] = deque()
         self._unsettled_messages = 0
+        self._unsettled_bytes = 0
 
     # -- what the bus says --------------------------------------------------------------------
 
@@ -100,7 +103,13 @@ class Member:
         """Ask for what the patterns match."""
         item = Subscribe(number, name, patterns)
         self._backlog.put(item)
-        self._subscriptions[number] = Subscribe(number, name, patterns, resumed=True)
+        self._subscriptions[number] = item
+
+    def subscribed(self, number: int) -> None:
+        """The hub has noted a subscription: from here on it may have missed something."""
+        item = self._subscriptions.get(number)
+        if item is not None and not item.resumed:
+            self._subscriptions[number] = Subscribe(number, item.name, item.patterns, resumed=True)
 
     def unsubscribe(self, number: int) -> None:
         """Ask for no more."""
@@ -116,7 +125,7 @@ class Member:
     def set_will(self, runs: list[Run]) -> None:
         """Leave word what to publish if this process is lost."""
         self._will = runs
-        self._backlog.put(Will(runs))
+        self._put_will()
 
     def put(self, item: Item, size_bytes: int = 0) -> None:
         """Send anything else."""
@@ -153,6 +162,7 @@ class Member:
             self._connected = False
         elif isinstance(wire, Goodbye):
             self._connected = False
+            self._hello_s = now + HELLO_S
             if self.phase == "leaving":
                 self.phase = "left"
         return []
@@ -172,24 +182,27 @@ class Member:
         output, self._output = self._output, []
         if self.phase in ("refused", "left"):
             return output
-        if self.phase == "leaving":
-            if now >= self._hello_s:
-                self._hello_s = now + HELLO_S
-                output.append(encode(Goodbye()))
-            return output
         if not self._connected:
             if now >= self._hello_s:
                 self._hello_s = now + HELLO_S
                 output.append(encode(self._hello()))
             return output
+        if self.phase == "leaving":  # the hub has to know who leaves, so it is joined before
+            if now >= self._hello_s:
+                self._hello_s = now + HELLO_S
+                output.append(encode(Goodbye()))
+            return output
         link = self._link
         while self._backlog and link.can_send and self._may_send_more():
             items, _ = self._backlog.take()
-            output.append(link.send(items, now))
+            data = link.send(items, now)
+            output.append(data)
             kept = [item for item in items if isinstance(item, Run) and item.reliable]
             if kept:
-                self._unsettled.append((link.number, kept))
-                self._unsettled_messages += sum(len(run.messages) for run in kept)
+                messages = sum(len(run.messages) for run in kept)
+                self._unsettled.append((link.number, kept, messages, len(data)))
+                self._unsettled_messages += messages
+                self._unsettled_bytes += len(data)
         output.extend(link.due(now))
         acknowledgement = link.acknowledgement(now)
         if acknowledgement is not None:
@@ -198,7 +211,19 @@ class Member:
 
     def next_due(self) -> float:
         """When ``poll`` has to be called next, if nothing happens before."""
-        return self._link.next_due() if self._connected else self._hello_s
+        if self._connected and self.phase != "leaving":
+            return self._link.next_due()
+        return self._hello_s
+
+    @property
+    def connected(self) -> bool:
+        """Whether the hub knows it, as far as it has heard."""
+        return self._connected
+
+    @property
+    def num_unsettled(self) -> int:
+        """Reliable messages that were sent, and have not reached all whom they are for."""
+        return self._unsettled_messages
 
     @property
     def idle(self) -> bool:
@@ -222,39 +247,54 @@ class Member:
     # -- pieces -------------------------------------------------------------------------------
 
     def _may_send_more(self) -> bool:
-        return self._unsettled_messages <= 2 * self._bounds.reliable_messages
+        # Twice what the hub keeps for a reader, so that it cuts one off that takes nothing first.
+        return (
+            self._unsettled_messages <= 2 * self._bounds.reliable_messages
+            and self._unsettled_bytes <= 2 * self._bounds.reliable_bytes
+        )
 
     def _frame(self, frame: Frame, now: float) -> list[Item]:
         while self._unsettled and self._unsettled[0][0] <= frame.settled:
-            runs = self._unsettled.popleft()[1]
-            self._unsettled_messages -= sum(len(run.messages) for run in runs)
+            _, _, messages, size_bytes = self._unsettled.popleft()
+            self._unsettled_messages -= messages
+            self._unsettled_bytes -= size_bytes
         return self._link.receive(frame, now)[0]
 
-    def _hello(self, proof: bytes = b"") -> Hello:
+    def _hello(self, proof: bytes = b"", answers: bytes = b"") -> Hello:
         return Hello(
             version=LINK_VERSION,
             name=self.name,
             session=self._session,
             received=self._link.received,
-            hub=self._hub,
+            hub=self._stay,
             key=self._key.name if self._key else "",
             proof=proof,
+            answers=answers,
         )
 
     def _answer(self, challenge: Challenge, now: float) -> None:
+        if self._connected:
+            return  # it answers a hello that was said twice
         if self._key is None:
             self.phase = "refused"
             self.refusal = "the hub asks for a key, and none was given"
             return
         secret = bytes.fromhex(self._key.secret)
         proof = prove(secret, challenge.nonce, self._session, self.name)
-        self._output.append(encode(self._hello(proof)))
+        self._output.append(encode(self._hello(proof, challenge.nonce)))
         self._hello_s = now + 10 * HELLO_S  # the answer must not be taken for another attempt
 
     def _welcome(self, welcome: Welcome, now: float) -> None:
         if self._connected:
-            return  # it answers a hello that was said twice
+            return
+        if welcome.resumed and not (
+            welcome.hub == self._stay and self._link.can_resume(welcome.received)
+        ):
+            self._stay += "?"  # which the hub has not said, so it takes this member in anew
+            self._hello_s = now
+            return
         self._connected = True
+        self._hello_s = now
         if self.phase == "joining":
             self.phase = "joined"
         if welcome.resumed:
@@ -262,10 +302,10 @@ class Member:
         else:
             self._begin_anew(welcome.hub, now)
 
-    def _begin_anew(self, hub: str, now: float) -> None:
+    def _begin_anew(self, stay: str, now: float) -> None:
         """Tell a hub that knows nothing of this member all that it has to know."""
-        first_time = not self._hub
-        self._hub = hub
+        first_time = not self._stay
+        self._stay = stay
         self._link = self._new_link(now)
         if first_time:
             return
@@ -273,12 +313,12 @@ class Member:
         for stem in self._provided:
             self._backlog.put(Provide(stem, resumed=True))
         if self._will:
-            self._backlog.put(Will(self._will))
+            self._put_will()
         for item in self._subscriptions.values():
             self._backlog.put(item)
         unsettled, self._unsettled = self._unsettled, deque()
-        self._unsettled_messages = 0
-        for _, runs in unsettled:
+        self._unsettled_messages = self._unsettled_bytes = 0
+        for _, runs, *_ in unsettled:
             for run in runs:
                 self._put_run(run)
         while waiting:
@@ -287,12 +327,17 @@ class Member:
                 if isinstance(left, Run):
                     self._put_run(left)
                 elif isinstance(left, Lost):
-                    self._backlog.put_lost(left.stems)
+                    for stem in left.stems:
+                        self._backlog.put_lost(stem)
         self._backlog.dropped += waiting.dropped
 
     def _put_run(self, run: Run) -> None:
         size_bytes = sum(map(len, run.messages))
         if run.reliable:
-            self._backlog.put(run, size_bytes, len(run.messages))
+            self._backlog.put(run, size_bytes, len(run.messages), anyway=True)
         else:
             self._backlog.put_state(run, size_bytes)
+
+    def _put_will(self) -> None:
+        size_bytes = sum(sum(map(len, run.messages)) for run in self._will)
+        self._backlog.put(Will(self._will), size_bytes)

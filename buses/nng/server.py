@@ -13,10 +13,12 @@ from hear.buses.nng.access import Keyring, TlsFiles, load_keyring
 from hear.buses.nng.hub import Hub
 from hear.buses.nng.wire import HubWire
 from hear.clock import new_epoch
+from hear.nursery import unwrapped
 
 _log = structlog.get_logger("hear.hub")
 
 _IDLE_S: Final = 0.05
+_BUSY_S: Final = 0.05
 _STOP_S: Final = 0.2
 
 
@@ -67,7 +69,8 @@ async def _carry(wire: HubWire, hub: Hub) -> None:
         now = trio.current_time()
         for connection in wire.closed():
             hub.closed(connection, now)
-        while frames := wire.receive():
+        busy_until_s = now + _BUSY_S  # however much comes, what is due is done
+        while now < busy_until_s and (frames := wire.receive()):
             for connection, data in frames:
                 hub.receive(connection, data, now)
             hub.flush(now)
@@ -75,12 +78,12 @@ async def _carry(wire: HubWire, hub: Hub) -> None:
             await trio.lowlevel.checkpoint()
             now = trio.current_time()
         hub.tick(now)
-        hub.flush(now)
-        _send(wire, hub)
-        for connection in hub.to_close:
+        to_close, hub.to_close = hub.to_close, []
+        for connection in to_close:
             wire.close_connection(connection)
             hub.closed(connection, now)
-        hub.to_close.clear()
+        hub.flush(now)
+        _send(wire, hub)
 
 
 def _send(wire: HubWire, hub: Hub) -> None:
@@ -95,7 +98,8 @@ def _send(wire: HubWire, hub: Hub) -> None:
 @asynccontextmanager
 async def hub(url: str, *, keys: Path | None = None) -> AsyncIterator[Hub]:
     """A hub in this process, for tests and for clusters in one process."""
-    async with trio.open_nursery() as nursery:
-        made: Hub = await nursery.start(lambda **kwargs: serve(url, keys=keys, **kwargs))
-        yield made
-        nursery.cancel_scope.cancel()
+    with unwrapped():
+        async with trio.open_nursery() as nursery:
+            made: Hub = await nursery.start(lambda **kwargs: serve(url, keys=keys, **kwargs))
+            yield made
+            nursery.cancel_scope.cancel()

@@ -23,6 +23,7 @@ _RECONNECT_MIN_MS: Final = 20
 _RECONNECT_MAX_MS: Final = 200
 _QUEUE: Final = 128
 _MOST_AT_ONCE: Final = 64
+_MOST_GONE: Final = 4_096
 _SCHEMES: Final = ("ipc", "tcp", "tls+tcp")
 
 
@@ -134,6 +135,7 @@ class HubWire:
         _check(url, tls)
         self._pipes: dict[int, Any] = {}
         self._gone: deque[int] = deque()  # filled by a thread of nng, emptied by ours
+        self._were_here: deque[int] = deque(maxlen=_MOST_GONE)
         config = _tls_config(tls, server=True)
         try:
             self._socket = pynng.Pair1(
@@ -168,7 +170,10 @@ class HubWire:
                 pipe = message.pipe
                 if pipe is not None:
                     number = pipe.id
-                    self._pipes[number] = pipe
+                    if number not in self._pipes:
+                        if number in self._were_here:
+                            continue  # the link will send it again over the next connection
+                        self._pipes[number] = pipe
                     got.append((number, message.bytes))
         except pynng.TryAgain:
             pass
@@ -192,6 +197,7 @@ class HubWire:
         gone = []
         while self._gone:
             number = self._gone.popleft()
+            self._were_here.append(number)
             if self._pipes.pop(number, None) is not None:
                 gone.append(number)
         return gone
@@ -200,6 +206,7 @@ class HubWire:
         """Close one connection."""
         pipe = self._pipes.pop(connection, None)
         if pipe is not None:
+            self._were_here.append(connection)
             with suppress(pynng.NNGException):  # it may have gone by itself
                 pipe.close()
 

@@ -1,0 +1,157 @@
+"""Who is on the bus: one ``Peer`` for each process that joined, and what it subscribes to.
+
+A peer is known by its session and not by its connection: a connection may break and another take
+its place. A name belongs to one peer of each key, so that nobody can take that of another tenant's.
+Owns the three ways to find a peer. It must not know what any of them said.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+from hear.buses.nng.access import Grants
+from hear.buses.nng.backlog import Backlog, Receipt
+from hear.buses.nng.frames import Run
+from hear.buses.nng.link import Link
+from hear.subjects import NOBODY, Pattern
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """What one reader of a peer asked for. ``cut``: it gets no reliable messages any more."""
+
+    number: int
+    name: str
+    patterns: tuple[Pattern, ...]
+    cut: bool = False
+
+    def covers(self, stem: str) -> bool:
+        """Whether messages of a stem may match."""
+        return covers(self.patterns, stem)
+
+    @property
+    def only_state(self) -> bool:
+        """Whether it hears nothing that is reliable."""
+        return all(pattern.text.startswith("state.") for pattern in self.patterns)
+
+
+def covers(patterns: tuple[Pattern, ...], stem: str) -> bool:
+    """Whether messages of a stem may match one of the patterns."""
+    example = f"{stem}.{NOBODY}"
+    return any(pattern.matches(example) for pattern in patterns)
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One process that joined, there or away for a moment."""
+
+    name: str
+    session: str
+    stay: str
+    """Names this stay at this hub (``Welcome.hub``)."""
+    grants: Grants
+    link: Link
+    backlog: Backlog
+    connection: int | None = None
+    away_since_s: float = inf
+    subscriptions: dict[int, Subscription] = field(default_factory=dict)
+    will: list[Run] = field(default_factory=list)
+    rows: list[tuple[str, int, int, int]] = field(default_factory=list)
+    lagged: int = 0
+    cut_off: int = 0
+    """Subscriptions that the hub has cut off."""
+    published: dict[str, int] = field(default_factory=dict)
+    wants: dict[tuple[str, int], None] = field(default_factory=dict)
+    """Snapshots that it asked for and that are not being fetched yet: stem, subscription."""
+    tickets: set[int] = field(default_factory=set)
+    """Snapshots that are being fetched for it."""
+    on_their_way: deque[tuple[int, list[Receipt]]] = field(default_factory=deque)
+    unsettled: deque[Receipt] = field(default_factory=deque)
+    denials: set[str] = field(default_factory=set)
+    left: bool = False
+
+    @property
+    def num_lagged(self) -> int:
+        """Subscriptions that have lagged: as it says, and before it does, as the hub knows."""
+        return max(self.lagged, self.cut_off)
+
+    def taken_over(self, number: int) -> None:
+        """It has taken over what went out in frames up to ``number``."""
+        while self.on_their_way and self.on_their_way[0][0] <= number:
+            for receipt in self.on_their_way.popleft()[1]:
+                receipt.open -= 1
+
+    def drop_reliable(self) -> None:
+        """It will not get the reliable messages that wait for it, and nobody waits for it."""
+        for receipt in self.backlog.drop_reliable():
+            receipt.open -= 1
+        for _, receipts in self.on_their_way:
+            for receipt in receipts:
+                receipt.open -= 1
+            receipts.clear()
+
+
+class Peers:
+    """All peers, by session, by name and by connection."""
+
+    def __init__(self) -> None:
+        self._by_session: dict[str, Peer] = {}
+        self._by_name: dict[tuple[Grants, str], Peer] = {}
+        self._by_connection: dict[int, Peer] = {}
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._by_session.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_session)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of those who are there, or away for a moment."""
+        return [name for _, name in self._by_name]
+
+    def by_session(self, session: str) -> Peer | None:
+        """The peer of a session."""
+        return self._by_session.get(session)
+
+    def by_name(self, grants: Grants, name: str) -> Peer | None:
+        """Who of those with a key has a name."""
+        return self._by_name.get((grants, name))
+
+    def count(self, grants: Grants) -> int:
+        """How many hold a key."""
+        return sum(peer.grants is grants for peer in self._by_session.values())
+
+    def at(self, connection: int) -> Peer | None:
+        """Who speaks over a connection."""
+        return self._by_connection.get(connection)
+
+    def add(self, peer: Peer, connection: int) -> None:
+        """A peer has joined over a connection."""
+        self._by_session[peer.session] = self._by_name[peer.grants, peer.name] = peer
+        self.attach(peer, connection)
+
+    def remove(self, peer: Peer) -> None:
+        """A peer is gone for good."""
+        self._by_session.pop(peer.session, None)
+        if self._by_name.get((peer.grants, peer.name)) is peer:
+            del self._by_name[peer.grants, peer.name]
+        if peer.connection is not None:
+            del self._by_connection[peer.connection]
+            peer.connection = None
+
+    def attach(self, peer: Peer, connection: int) -> None:
+        """A peer speaks over a connection from here on."""
+        peer.connection = connection
+        peer.away_since_s = inf
+        self._by_connection[connection] = peer
+
+    def detach(self, connection: int, now: float) -> Peer | None:
+        """A connection is gone; returns the peer that is away by that."""
+        peer = self._by_connection.pop(connection, None)
+        if peer is None or peer.connection != connection:
+            return None
+        peer.connection = None
+        peer.away_since_s = now
+        return peer

@@ -1,0 +1,106 @@
+"""What a peer may ask the hub: what has passed, and how everybody fares.
+
+Who may hear everything is told of everybody; anyone else of those with the same key alone.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from hear.buses.mailbox import with_any_key
+from hear.buses.nng.access import Grants
+from hear.buses.nng.frames import FRAME_FILL_BYTES, Answer, Question, Standing
+from hear.buses.nng.history import History
+from hear.buses.nng.peers import Peer
+from hear.buses.nng.screening import CATEGORIES
+from hear.errors import LocalProtocolError
+from hear.seams import BusStatistics, SubscriptionStatistics
+from hear.subjects import Pattern
+
+_MAX_COUNT: Final = 2**53
+_MAX_ROWS: Final = 4_096
+
+
+class Gone:
+    """What those have published, and how often they lagged, who are not there any more."""
+
+    def __init__(self) -> None:
+        self.published = dict.fromkeys(CATEGORIES, 0)
+        self.lagged = 0
+
+    def add(self, peer: Peer) -> None:
+        """A peer is gone."""
+        for category, count in peer.published.items():
+            self.published[category] += count
+        self.lagged += peer.num_lagged
+
+
+def parse(patterns: list[str]) -> tuple[Pattern, ...]:
+    """Patterns of stems.
+
+    Raises:
+        LocalProtocolError: one is not a pattern.
+    """
+    return tuple(with_any_key(Pattern(text)) for text in patterns)
+
+
+def stand(peer: Peer, standing: Standing) -> None:
+    """Note what a peer says of its subscriptions."""
+    peer.rows = [
+        (name, _count(queued), _count(received), _count(dropped))
+        for name, queued, received, dropped in standing.rows[:_MAX_ROWS]
+    ]
+    peer.lagged = _count(standing.lagged)
+
+
+def statistics(peers: list[Peer], gone: Gone) -> BusStatistics:
+    """What these peers have published, and how each subscription of each of them fares.
+
+    What waits for a peer at the hub counts for each of its subscriptions.
+    """
+    published = dict(gone.published)
+    rows = []
+    for peer in peers:
+        for category, count in peer.published.items():
+            published[category] += count
+        told = {name: row for name, *row in peer.rows}
+        waiting, dropped = len(peer.backlog), peer.backlog.dropped
+        for subscription in peer.subscriptions.values():
+            queued, received, missed = told.get(subscription.name, (0, 0, 0))
+            rows.append(
+                SubscriptionStatistics(
+                    name=_row_name(peer.name, subscription.name),
+                    queued=queued + waiting,
+                    received=received,
+                    dropped=missed + dropped,
+                )
+            )
+    lagged = gone.lagged + sum(peer.num_lagged for peer in peers)
+    return BusStatistics(published=published, subscriptions=tuple(rows), lagged=lagged)
+
+
+def answer_history(question: Question, history: History, grants: Grants) -> Iterator[Answer]:
+    """What has passed that the patterns of a question match and that may be heard."""
+    try:
+        patterns = parse(question.patterns)
+    except LocalProtocolError:
+        patterns = ()
+    for messages, last in history.tell(patterns, grants):
+        yield Answer(question.number, messages, last)
+
+
+def answer_statistics(question: Question, told: BusStatistics) -> Iterator[Answer]:
+    """The bytes of the statistics, in pieces."""
+    data = msgspec.msgpack.encode(told)
+    for start in range(0, len(data), FRAME_FILL_BYTES):
+        piece = data[start : start + FRAME_FILL_BYTES]
+        yield Answer(question.number, [piece], start + len(piece) == len(data))
+
+
+def _count(number: int) -> int:
+    return min(max(number, 0), _MAX_COUNT)
+
+
+def _row_name(peer: str, subscription: str) -> str:
+    return peer if peer == subscription else f"{peer}/{subscription}"

@@ -1,0 +1,169 @@
+"""Snapshots on their way from those who provide them to those who asked.
+
+A *ticket* is one snapshot that was asked of a provider. Who asks before its first part has come
+shares it; who asks later may have missed what it does not include, and gets another. A peer that
+does not take over what was fetched for it has no more fetched, so what waits for it is bounded.
+Owns tickets and who provides what. It must not know what is in a snapshot.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from hear.buses.nng.frames import Snapshot, SnapshotFor, Wanted
+from hear.buses.nng.peers import Peer
+from hear.errors import RemoteProtocolError
+
+MAX_TICKETS: Final = 4
+"""Snapshots that are fetched for one peer at once."""
+
+FETCH_BELOW_BYTES: Final = 8 << 20
+"""No more is fetched for a peer to which so much is owed."""
+
+_MAX_WANTS: Final = 65_536
+_MAX_STREAMS: Final = 4_096
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    number: int
+    stem: str
+    provider: Peer
+    waiting: dict[tuple[Peer, int], None] = field(default_factory=dict)
+
+
+class Snapshots:
+    """Who provides what, and who waits for it."""
+
+    def __init__(self, has_to_send: Callable[[Peer], None]) -> None:
+        """``has_to_send`` is called with each peer that something was put in the backlog of."""
+        self._has_to_send = has_to_send
+        self._providers: dict[str, Peer] = {}
+        self._tickets: dict[int, _Ticket] = {}
+        self._fresh: dict[str, _Ticket] = {}  # of which no part has come, by stem
+        self._begun: dict[str, _Ticket] = {}  # of which some have, by stem
+        self._last_ticket = 0
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    @property
+    def provided(self) -> list[str]:
+        """The streams of which there are snapshots."""
+        return list(self._providers)
+
+    def provide(self, peer: Peer, stem: str) -> None:
+        """A peer answers for a stream from now on.
+
+        Raises:
+            RemoteProtocolError: it provides too many.
+        """
+        before = self._providers.get(stem)
+        if before is peer:
+            return
+        if sum(provider is peer for provider in self._providers.values()) >= _MAX_STREAMS:
+            raise RemoteProtocolError(f"more than {_MAX_STREAMS} streams are provided")
+        self._providers[stem] = peer
+        asked = self._fresh.get(stem)
+        if asked is not None:  # whoever was to answer may never do so
+            self._close(asked)
+            for reader, subscription in asked.waiting:
+                self.fetch(reader, subscription, stem)
+
+    def fetch(self, peer: Peer, subscription: int, stem: str) -> None:
+        """A subscription of a peer wants a snapshot of a stream.
+
+        Raises:
+            RemoteProtocolError: it wants more than it may.
+        """
+        if len(peer.wants) >= _MAX_WANTS:
+            raise RemoteProtocolError(f"more than {_MAX_WANTS} snapshots are asked for")
+        peer.wants[stem, subscription] = None
+        self.go_on(peer)
+
+    def go_on(self, peer: Peer) -> None:
+        """Begin to fetch what a peer wants, as far as there is room for it."""
+        backlog = peer.backlog
+        while (
+            peer.wants
+            and len(peer.tickets) < MAX_TICKETS
+            and backlog.owed_bytes < FETCH_BELOW_BYTES
+        ):
+            stem, subscription = next(iter(peer.wants))
+            del peer.wants[stem, subscription]
+            provider = self._providers.get(stem)
+            if provider is None or not peer.grants.may_hear(stem):
+                backlog.put(SnapshotFor([subscription], stem, [], True))
+                self._has_to_send(peer)
+                continue
+            ticket = self._fresh.get(stem)
+            if ticket is None:
+                self._last_ticket += 1
+                ticket = _Ticket(self._last_ticket, stem, provider)
+                self._tickets[ticket.number] = self._fresh[stem] = ticket
+                provider.backlog.put(Wanted(stem, ticket.number))
+                self._has_to_send(provider)
+            ticket.waiting[peer, subscription] = None
+            peer.tickets.add(ticket.number)
+
+    def take(self, peer: Peer, item: Snapshot, messages: list[bytes]) -> None:
+        """A part of a snapshot has come, of which ``messages`` may pass."""
+        ticket = self._tickets.get(item.ticket)
+        if ticket is None or ticket.provider is not peer or ticket.stem != item.stem:
+            return
+        if self._begun.get(ticket.stem) is not ticket:
+            # Who asks from here on may have missed what this snapshot does not include.
+            before = self._begun.pop(ticket.stem, None)
+            if before is not None:
+                self._end(before, failed=True)  # nothing follows it any more
+            if self._fresh.get(ticket.stem) is ticket:
+                del self._fresh[ticket.stem]
+            self._begun[ticket.stem] = ticket
+        if item.last:
+            self._end(ticket, messages)
+        else:
+            self._hand_out(ticket, messages)
+
+    def forget(self, peer: Peer) -> None:
+        """A peer is gone: what it provided and asked for goes."""
+        for stem in [s for s, provider in self._providers.items() if provider is peer]:
+            del self._providers[stem]
+        peer.wants.clear()
+        for ticket in list(self._tickets.values()):
+            for waits in [w for w in ticket.waiting if w[0] is peer]:
+                del ticket.waiting[waits]
+            if ticket.provider is peer:
+                self._end(ticket, failed=True)
+
+    def _end(
+        self, ticket: _Ticket, messages: list[bytes] | None = None, *, failed: bool = False
+    ) -> None:
+        self._close(ticket)
+        self._hand_out(ticket, messages or [], last=True, failed=failed)
+        for peer in dict.fromkeys(peer for peer, _ in ticket.waiting):
+            self.go_on(peer)
+
+    def _close(self, ticket: _Ticket) -> None:
+        self._tickets.pop(ticket.number, None)
+        for table in (self._fresh, self._begun):
+            if table.get(ticket.stem) is ticket:
+                del table[ticket.stem]
+        for peer, _ in ticket.waiting:
+            peer.tickets.discard(ticket.number)
+
+    def _hand_out(
+        self, ticket: _Ticket, messages: list[bytes], *, last: bool = False, failed: bool = False
+    ) -> None:
+        by_peer: dict[Peer, list[int]] = {}
+        for peer, subscription in ticket.waiting:
+            by_peer.setdefault(peer, []).append(subscription)
+        size_bytes = sum(map(len, messages))
+        for peer, subscriptions in by_peer.items():
+            item = SnapshotFor(subscriptions, ticket.stem, messages, last, failed)
+            if peer.backlog.is_overdrawn and not last:
+                item = SnapshotFor(subscriptions, ticket.stem, [], True, failed=True)
+                for subscription in subscriptions:
+                    del ticket.waiting[peer, subscription]
+                peer.tickets.discard(ticket.number)
+            peer.backlog.put(item, size_bytes)
+            self._has_to_send(peer)

@@ -1,0 +1,123 @@
+"""Keys: proofs, what they grant, and the files that they stand in."""
+
+from pathlib import Path
+
+import pytest
+
+from hear.buses.nng.access import (
+    EVERYTHING,
+    Grant,
+    Grants,
+    Keyring,
+    load_key,
+    load_keyring,
+    new_nonce,
+    prove,
+)
+from hear.errors import ConfigError
+
+SECRET = "0123456789abcdef" * 4
+OTHER = "fedcba9876543210" * 4
+
+
+def keyring() -> Keyring:
+    return Keyring(
+        (
+            Grant(name="a", secret=SECRET, publish=("state.acme.>",), subscribe=("*.acme.>",)),
+            Grant(name="b", secret=OTHER, publish=(">",), subscribe=(">",), sources=("b", "p-*")),
+        )
+    )
+
+
+def test_a_proof_is_valid_for_its_key_nonce_session_and_name_alone() -> None:
+    ring, nonce = keyring(), new_nonce()
+    secret = bytes.fromhex(SECRET)
+    proof = prove(secret, nonce, "session", "name")
+    assert ring.check("a", nonce, "session", "name", proof) is not None
+    assert ring.check("b", nonce, "session", "name", proof) is None
+    assert ring.check("nobody", nonce, "session", "name", proof) is None
+    assert ring.check("a", new_nonce(), "session", "name", proof) is None
+    assert ring.check("a", nonce, "another", "name", proof) is None
+    assert ring.check("a", nonce, "session", "another", proof) is None
+    assert ring.check("a", nonce, "sessionn", "ame", proof) is None, "nothing slides over"
+    assert ring.check("a", nonce, "session", "name", b"") is None
+    assert ring.check("a", nonce, "session", "name", proof[:-1]) is None
+
+
+def test_nonces_do_not_repeat() -> None:
+    assert len({new_nonce() for _ in range(1_000)}) == 1_000
+
+
+def test_grants_are_by_patterns_of_subjects() -> None:
+    grants = Grants(("state.acme.>", "outcome.*.e.*.*"), ("*.acme.>",), ("a",))
+    assert grants.may_publish("state.acme.e.queue")
+    assert grants.may_publish("outcome.acme.e.operation_outcome")
+    assert not grants.may_publish("outcome.acme.f.operation_outcome")
+    assert not grants.may_publish("state.umbra.e.queue")
+    assert not grants.may_publish("state.acmee.e.queue"), "a token is whole"
+    assert grants.may_hear("control.acme.e.retain")
+    assert not grants.may_hear("control.umbra.e.retain")
+    assert not grants.may_hear_all
+    assert EVERYTHING.may_hear_all
+
+
+def test_names_to_speak_under_are_whole_or_begin_alike() -> None:
+    grants = Grants((">",), (">",), ("worker", "policy-*"))
+    assert grants.may_be("worker")
+    assert grants.may_be("policy-lru")
+    assert not grants.may_be("worker-2")
+    assert not grants.may_be("policy")
+    assert grants.checks_sources
+    assert not EVERYTHING.checks_sources
+
+
+def test_a_key_without_sources_speaks_as_itself() -> None:
+    ring, nonce = keyring(), new_nonce()
+    found = ring.check("a", nonce, "s", "n", prove(bytes.fromhex(SECRET), nonce, "s", "n"))
+    assert found is not None
+    assert found.may_be("a")
+    assert not found.may_be("b")
+
+
+def test_answers_that_are_remembered_are_bounded() -> None:
+    grants = Grants(("state.acme.>",), (), None)
+    for number in range(40_000):
+        grants.may_publish(f"state.acme.{number}.queue")
+    assert len(grants._known) <= 16_384
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[[key]]\nname = "a"\nsecret = "00"\n', "expected at least 32 hexadecimal digits"),
+        (f'[[key]]\nname = "a"\nsecret = "{"x" * 64}"\n', "hexadecimal"),
+        (f'[[key]]\nname = "a"\nsecret = "{SECRET}"\n' * 2, "'a' is there twice"),
+        (
+            f'[[key]]\nname = "a"\nsecret = "{SECRET}"\npublish = ["state..x"]\n',
+            "subject pattern",
+        ),
+        (
+            f'[[key]]\nname = "a"\nsecret = "{SECRET}"\nsubscribe = ["state.a.b.c.d"]\n',
+            "whole streams",
+        ),
+        (f'[[key]]\nname = "a"\nsecret = "{SECRET}"\npublishes = []\n', "unknown key"),
+        ("key = 1\n", "array"),
+    ],
+)
+def test_a_keyring_that_cannot_be_used_is_refused_with_file_and_line(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=expected) as error:
+        load_keyring(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_key_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "key.toml"
+    path.write_text(f'name = "a"\nsecret = "{SECRET}"\n')
+    assert load_key(path).name == "a"
+    path.write_text('name = "a"\nsecret = "1234"\n')
+    with pytest.raises(ConfigError, match="at least 32"):
+        load_key(path)
