@@ -30,8 +30,8 @@ import trio
 from hear.blocks import pack
 from hear.buses.nng.client import connect
 from hear.buses.nng.server import serve
-from hear.clock import SharedClock
 from hear.codec import decode, encode, open_body
+from hear.connection import run
 from hear.delivery import GapDetector, Sequencer
 from hear.messages import (
     BlocksStored,
@@ -491,6 +491,19 @@ ROLES: Final[dict[str, Any]] = {
 }
 
 
+def run_role(roles: dict[str, Any], words: list[str]) -> None:
+    """Be one process of a measurement, as a command of HEAR runs."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+    role, *rest = words
+    values = [float(word) if word.replace(".", "", 1).isdigit() else word for word in rest]
+
+    async def main() -> int:
+        await roles[role](*values)
+        return 0
+
+    sys.exit(run(main))
+
+
 def main() -> None:
     """Run the benchmark, or one process of it."""
     parser = argparse.ArgumentParser(description="The bus between processes, beside pyzmq.")
@@ -499,10 +512,7 @@ def main() -> None:
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
-        role, *rest = arguments.role
-        values = [float(word) if word.replace(".", "", 1).isdigit() else word for word in rest]
-        trio.run(ROLES[role], *values, clock=SharedClock())
+        run_role(ROLES, arguments.role)
         return
     result = measure(arguments.quick)
     if arguments.json is not None:

@@ -34,9 +34,9 @@ from typing import Any, Final
 import structlog
 import trio
 
-from benchmarks.bus import Child, children, new_url, say, start
+from benchmarks.bus import Child, children, new_url, run_role, say, start
 from hear.buses.nng.client import connect
-from hear.clock import SharedClock, new_epoch
+from hear.clock import new_epoch
 from hear.codec import open_body
 from hear.delivery import Outbox, Sequencer
 from hear.engine_view import EngineViews
@@ -555,11 +555,9 @@ def measure_ended(quick: bool, folder: Path, seed: int) -> dict[str, Any]:
 
 async def be_traffic(url: str) -> None:
     """State and intent at a steady rate, from one who is to be ended like all others."""
-    from hear.connection import connected
-
     sequencer, key = Sequencer("traffic", new_epoch()), Key(engine="traffic")
     async with (
-        connected(url, name="traffic") as bus,
+        connect(url, name="traffic") as bus,
         bus.subscribe([">"], name="traffic", capacity=65_536) as subscription,
         trio.open_nursery() as nursery,
     ):
@@ -578,17 +576,6 @@ async def be_traffic(url: str) -> None:
             await subscription.receive()
 
 
-def run_traffic(url: str) -> int:
-    """As the commands of HEAR run."""
-    from hear.connection import run
-
-    async def main() -> int:
-        await be_traffic(url)
-        return 0
-
-    return run(main)
-
-
 ROLES: Final[dict[str, Any]] = {
     "load": be_load,
     "reader": be_reader,
@@ -596,6 +583,7 @@ ROLES: Final[dict[str, Any]] = {
     "policy": be_chatty_policy,
     "sender": be_sender,
     "witness": be_witness,
+    "traffic": be_traffic,
 }
 
 
@@ -609,12 +597,7 @@ def main() -> None:
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
-        role, *rest = arguments.role
-        if role == "traffic":
-            sys.exit(run_traffic(*rest))
-        values = [float(word) if word.replace(".", "", 1).isdigit() else word for word in rest]
-        trio.run(ROLES[role], *values, clock=SharedClock())
+        run_role(ROLES, arguments.role)
         return
     unknown = set(arguments.which) - {"stopped", "killed", "ended"}
     if unknown:

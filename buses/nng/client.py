@@ -56,7 +56,8 @@ LEAVE_S: Final = 1.0
 
 DEFAULT_CAPACITY: Final = 4096
 _STANDING_S: Final = 1.0
-_IDLE_S: Final = 0.25
+_IDLE_S: Final = 0.1
+_TICK_S: Final = 0.005
 
 
 class NngBus(trio.abc.AsyncResource):
@@ -76,6 +77,7 @@ class NngBus(trio.abc.AsyncResource):
         self._stood: Standing | None = None
         self._sleeper: trio.lowlevel.Task | None = None
         self._closed = False
+        self._silent = False
         self.denied = 0
         """Times that the hub said that the key does not grant something."""
 
@@ -237,18 +239,23 @@ class NngBus(trio.abc.AsyncResource):
         number = next(self._numbers)
         send, receive = trio.open_memory_channel[Answer](4096)
         self._questions[number] = send
-        self._member.put(Question(number, about, patterns))
+        self._member.ask(Question(number, about, patterns))
         self._wake()
         parts: list[bytes] = []
+        answered_by = self._member.stay
         try:
             with trio.move_on_after(CONNECT_S) as scope:
                 async for answer in receive:
                     scope.deadline = trio.current_time() + CONNECT_S
+                    if answered_by != self._member.stay:
+                        answered_by = self._member.stay
+                        parts.clear()  # what the hub before this one had begun to tell
                     parts.extend(answer.parts)
                     if answer.last:
                         return parts
         finally:
             del self._questions[number]
+            self._member.forget(number)
         raise BusError(f"the hub did not answer a question about {about} within {CONNECT_S:g} s")
 
     async def aclose(self) -> None:
@@ -328,9 +335,11 @@ class NngBus(trio.abc.AsyncResource):
             raise BusError(f"bus cannot be joined as {member.name!r}: {why}")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_what_is_said)
+            nursery.start_soon(self._keep_time)
             task_status.started()
-            while self._joined():
-                await self._step()
+            while self._joined() and not self._closed:
+                await self._wire.readable()
+                await self._take_in()
             nursery.cancel_scope.cancel()
         self.close()
         raise BusError(f"the hub has shut {member.name!r} out: {member.refusal}")
@@ -344,19 +353,39 @@ class NngBus(trio.abc.AsyncResource):
         self._flush(now)
         with trio.move_on_at(min(self._member.next_due(), now + _IDLE_S)):
             await self._wire.readable()
+        await self._take_in()
+        self._keep_up(trio.current_time())
+
+    async def _take_in(self) -> None:
+        """Take in what has come."""
         now = trio.current_time()
         while frames := self._wire.receive():
+            if self._silent:
+                self._silent = False
+                _log.info("hub.back", client=self.name)
             for data in frames:
                 for item in self._member.receive(data, now):
                     self._take(item)
-            self._flush(now)
-            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()  # so that what readers answer travels at once
             now = trio.current_time()
+            self._flush(now)
+
+    def _keep_up(self, now: float) -> None:
+        """Do what is due, whatever comes or does not come."""
+        self._flush(now)
         if self._member.lost(now):
-            _log.warning("hub.silent", client=self.name)
+            if not self._silent:
+                _log.warning("hub.silent", client=self.name)
+            self._silent = True
             self._wire.reconnect()
             self._member.reconnected(now)
         self._tell_standing(now)
+
+    async def _keep_time(self) -> None:
+        while True:
+            now = trio.current_time()
+            self._keep_up(now)
+            await trio.sleep(min(max(self._member.next_due() - now, _TICK_S), _IDLE_S))
 
     async def _send_what_is_said(self) -> None:
         while True:

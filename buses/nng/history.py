@@ -18,17 +18,18 @@ class History:
     """What is remembered."""
 
     def __init__(self, max_bytes: int = HISTORY_BYTES) -> None:
-        self._runs: deque[tuple[Run, int]] = deque()
+        # Tuples of bytes and numbers are none of the garbage collector's business, runs would be.
+        self._runs: deque[tuple[str, tuple[bytes, ...], int]] = deque()
         self._size_bytes = 0
         self._max_bytes = max_bytes
 
     def remember(self, run: Run, size_bytes: int) -> None:
         """Note what has passed; the oldest goes if there is no room."""
         size_bytes += _RUN_BYTES + len(run.messages) * _MESSAGE_BYTES
-        self._runs.append((run, size_bytes))
+        self._runs.append((run.stem, tuple(run.messages), size_bytes))
         self._size_bytes += size_bytes
         while self._size_bytes > self._max_bytes:
-            self._size_bytes -= self._runs.popleft()[1]
+            self._size_bytes -= self._runs.popleft()[-1]
 
     def tell(
         self, patterns: tuple[Pattern, ...], grants: Grants
@@ -37,16 +38,16 @@ class History:
         parts: list[bytes] = []
         size_bytes = 0
         heard: dict[str, bool] = {}
-        for run, run_bytes in self._runs:
-            wanted = heard.get(run.stem)
+        for stem, messages, run_bytes in self._runs:
+            wanted = heard.get(stem)
             if wanted is None:
-                wanted = covers(patterns, run.stem) and grants.may_hear(run.stem)
-                heard[run.stem] = wanted
+                wanted = covers(patterns, stem) and grants.may_hear(stem)
+                heard[stem] = wanted
             if not wanted:
                 continue
             if parts and size_bytes + run_bytes > FRAME_FILL_BYTES:
                 yield parts, False
                 parts, size_bytes = [], 0
-            parts.extend(run.messages)
+            parts.extend(messages)
             size_bytes += run_bytes
         yield parts, True

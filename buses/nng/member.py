@@ -24,6 +24,7 @@ from hear.buses.nng.frames import (
     Item,
     Lost,
     Provide,
+    Question,
     Refused,
     Run,
     Stranger,
@@ -79,6 +80,7 @@ class Member:
         self._output: list[bytes] = []
         self._subscriptions: dict[int, Subscribe] = {}
         self._provided: dict[str, None] = {}
+        self._questions: dict[int, Question] = {}
         self._will: list[Run] = []
         self._unsettled: deque[tuple[int, list[Run], int, int]] = deque()
         self._unsettled_messages = 0
@@ -126,6 +128,15 @@ class Member:
         """Leave word what to publish if this process is lost."""
         self._will = runs
         self._put_will()
+
+    def ask(self, question: Question) -> None:
+        """Ask the hub something; a hub that takes its place is asked again."""
+        self._questions[question.number] = question
+        self._backlog.put(question)
+
+    def forget(self, question: int) -> None:
+        """The question is answered, or the answer no longer wanted."""
+        self._questions.pop(question, None)
 
     def put(self, item: Item, size_bytes: int = 0) -> None:
         """Send anything else."""
@@ -226,6 +237,11 @@ class Member:
         return self._unsettled_messages
 
     @property
+    def stay(self) -> str:
+        """Names this stay at this hub; another hub, or another stay, has another."""
+        return self._stay
+
+    @property
     def idle(self) -> bool:
         """Whether the hub has taken over everything."""
         return not self._backlog and not self._link.num_unacknowledged
@@ -314,8 +330,10 @@ class Member:
             self._backlog.put(Provide(stem, resumed=True))
         if self._will:
             self._put_will()
-        for item in self._subscriptions.values():
-            self._backlog.put(item)
+        for subscription in self._subscriptions.values():
+            self._backlog.put(subscription)
+        for question in self._questions.values():
+            self._backlog.put(question)
         unsettled, self._unsettled = self._unsettled, deque()
         self._unsettled_messages = self._unsettled_bytes = 0
         for _, runs, *_ in unsettled:

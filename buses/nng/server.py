@@ -18,7 +18,7 @@ from hear.nursery import unwrapped
 _log = structlog.get_logger("hear.hub")
 
 _IDLE_S: Final = 0.05
-_BUSY_S: Final = 0.05
+_TICK_S: Final = 0.005
 _STOP_S: Final = 0.2
 
 
@@ -62,21 +62,26 @@ async def serve(
 
 
 async def _carry(wire: HubWire, hub: Hub) -> None:
-    while True:
-        now = trio.current_time()
-        with trio.move_on_at(min(max(hub.next_due(), now), now + _IDLE_S)):
+    """Hand on what comes as it comes, and do beside it what is due."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_keep_time, wire, hub)
+        while True:
             await wire.readable()
+            now = trio.current_time()
+            while frames := wire.receive():
+                for connection, data in frames:
+                    hub.receive(connection, data, now)
+                hub.flush(now)
+                _send(wire, hub)
+                await trio.lowlevel.checkpoint()
+                now = trio.current_time()
+
+
+async def _keep_time(wire: HubWire, hub: Hub) -> None:
+    while True:
         now = trio.current_time()
         for connection in wire.closed():
             hub.closed(connection, now)
-        busy_until_s = now + _BUSY_S  # however much comes, what is due is done
-        while now < busy_until_s and (frames := wire.receive()):
-            for connection, data in frames:
-                hub.receive(connection, data, now)
-            hub.flush(now)
-            _send(wire, hub)
-            await trio.lowlevel.checkpoint()
-            now = trio.current_time()
         hub.tick(now)
         to_close, hub.to_close = hub.to_close, []
         for connection in to_close:
@@ -84,6 +89,7 @@ async def _carry(wire: HubWire, hub: Hub) -> None:
             hub.closed(connection, now)
         hub.flush(now)
         _send(wire, hub)
+        await trio.sleep(min(max(hub.next_due() - now, _TICK_S), _IDLE_S))
 
 
 def _send(wire: HubWire, hub: Hub) -> None:

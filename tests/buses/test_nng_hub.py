@@ -523,7 +523,7 @@ def test_what_is_remembered_is_bounded_in_bytes_of_any_size_of_message() -> None
     sender = net.joined("sender")
     for _ in range(100):
         sender.put(Run("outcome.default.e.operation_outcome", True, [b""] * 1_000))
-    assert sum(len(run.messages) for run, _ in net.hub._history._runs) < 2_000
+    assert sum(len(messages) for _, messages, _ in net.hub._history._runs) < 2_000
 
 
 def test_the_log_for_the_late_is_bounded_and_its_end_is_told() -> None:

@@ -170,6 +170,21 @@ def test_a_new_hub_is_told_all_again_and_nothing_that_was_for_the_old_one() -> N
     ]
 
 
+def test_a_question_that_is_not_answered_is_asked_again_at_a_new_hub() -> None:
+    member = joined()
+    said(member)
+    open_one, answered = Question(1, "history", [">"]), Question(2, "statistics", [])
+    member.ask(open_one)
+    member.ask(answered)
+    assert items(said(member)) == [open_one, answered]
+    member.forget(2)
+    before = member.stay
+    hear(member, Stranger("hub2"))
+    hear(member, Welcome(1, "hub2/1", False, 0))
+    assert items(said(member)) == [open_one]
+    assert member.stay != before
+
+
 def test_what_was_settled_is_not_said_again() -> None:
     member = joined()
     member.publish(RELIABLE, True, b"1")
