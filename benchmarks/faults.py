@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
@@ -330,7 +330,7 @@ async def be_sender(url: str, journal: str, total: float) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     outbox = Outbox(first_retry_s=0.5, max_retry_s=2.0)
     sequencer = Sequencer("sender", new_epoch())
-    waiting = [f"op{number}" for number in range(issued) if f"op{number}" not in ended]
+    waiting = deque(f"op{number}" for number in range(issued) if f"op{number}" not in ended)
     async with (
         connect(url, name="sender") as bus,
         bus.subscribe(
@@ -340,13 +340,13 @@ async def be_sender(url: str, journal: str, total: float) -> None:
         while len(ended) < int(total):
             now = trio.current_time()
             news = []
-            while len(outbox) < MAX_OPEN and (waiting or issued < int(total)):
+            while len(outbox) + len(news) < MAX_OPEN and (waiting or issued < int(total)):
                 if not waiting:
                     # Written before it is said, so that a later incarnation knows of it.
                     first, issued = issued, min(int(total), issued + 500)
                     os.write(file, f"issued {issued}\n".encode())
-                    waiting = [f"op{number}" for number in range(first, issued)]
-                news.append(waiting.pop(0))
+                    waiting.extend(f"op{number}" for number in range(first, issued))
+                news.append(waiting.popleft())
             for id in news:
                 control: Control = Release(deadline_s=now + 1e6)
                 if id.endswith("7"):
