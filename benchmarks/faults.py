@@ -339,7 +339,7 @@ async def be_sender(url: str, journal: str, total: float) -> None:
     ):
         while len(ended) < int(total):
             now = trio.current_time()
-            news = []
+            news: list[str] = []
             while len(outbox) + len(news) < MAX_OPEN and (waiting or issued < int(total)):
                 if not waiting:
                     # Written before it is said, so that a later incarnation knows of it.
