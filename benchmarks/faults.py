@@ -403,8 +403,8 @@ def measure_killed(quick: bool, folder: Path, seed: int) -> dict[str, Any]:
     parts = [
         Part("hub", (sys.executable, "-m", "hear.cli", "run", "bus", "--bus", url)),
         Part("worker", (*me, "worker", url, str(effects), str(folder / "ledger"))),
-        Part("policy", (*me, "policy", url)),
         Part("sender", (*me, "sender", url, str(journal), str(total))),
+        Part("policy", (*me, "policy", url)),
     ]
     chance = random.Random(seed)
     kills: Counter[str] = Counter()
@@ -413,13 +413,20 @@ def measure_killed(quick: bool, folder: Path, seed: int) -> dict[str, Any]:
     async def drive() -> None:
         nonlocal took_s
         supervisor = Supervisor(max_pause_s=0.2)  # they end as often as we kill them
+        policy = trio.CancelScope()
+
+        async def keep_policy() -> None:
+            with policy:
+                await supervisor.keep(parts[-1])
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(supervisor.run, parts)
+            nursery.start_soon(supervisor.run, parts[:-1])
+            nursery.start_soon(keep_policy)
             with trio.fail_after(30):
                 witness = await trio.to_thread.run_sync(_start_witness, url, seen)
             begun = trio.current_time()
             while not _is_done(journal):
-                await trio.sleep(chance.uniform(0.5, 1.5) if quick else chance.uniform(2.0, 6.0))
+                await trio.sleep(chance.uniform(0.5, 1.5) if quick else chance.uniform(1.0, 3.0))
                 part = chance.choice(parts).name
                 pid = supervisor.running.get(part)
                 if pid is not None and not _is_done(journal):
@@ -427,7 +434,8 @@ def measure_killed(quick: bool, folder: Path, seed: int) -> dict[str, Any]:
                         os.kill(pid, signal.SIGKILL)
                         kills[part] += 1
             took_s = trio.current_time() - begun
-            await trio.sleep(3.0)
+            policy.cancel()  # it would go on for ever, and has to have its answers
+            await trio.sleep(4.0)
             witness.end()
             nursery.cancel_scope.cancel()
 
