@@ -15,7 +15,8 @@ from msgspec import Raw
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from prometheus_client import CollectorRegistry, generate_latest
 
-from benchmarks import fuzz_inputs
+from benchmarks import fuzz_frames, fuzz_inputs
+from benchmarks.fuzz_frames import Links
 from benchmarks.fuzz_inputs import KIND_NAMES
 from hear import codec
 from hear.blocks import unpack
@@ -245,5 +246,6 @@ TARGETS: Final[dict[str, Target]] = {
     "bodies": Target(_bodies, fuzz_inputs.body),
     "metrics": Target(Metrics, fuzz_inputs.message),
     "subjects": Target(_subjects, fuzz_inputs.subject),
+    "links": Target(Links, fuzz_frames.frame, weight=2),
 }
 """By name. A new reader of bytes needs a row here and nothing else."""

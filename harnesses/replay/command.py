@@ -22,12 +22,13 @@ from hear.harnesses.replay import recorded
 from hear.harnesses.replay.nearest import nearest_profile
 from hear.harnesses.replay.output import check_outputs, write_whole
 from hear.harnesses.replay.plan import Plan, Run, Source
-from hear.harnesses.replay.processes import log_to_stderr, run_all
+from hear.harnesses.replay.processes import run_all
 from hear.harnesses.replay.recorded import SUFFIX
 from hear.harnesses.replay.report import write_report
 from hear.harnesses.replay.results import Row, RunResult
 from hear.harnesses.replay.scbench import TASKS
 from hear.harnesses.replay.table import print_results
+from hear.log import to_stderr
 
 PAPER_MOONCAKE = (
     "fcfs,cache-aware,cache-aware+guard:40,session-aware,cache-aware+guard:40+session-aware"
@@ -125,7 +126,7 @@ def run(namespace: argparse.Namespace) -> int:
     """Carry out the command; 0 if every run kept its promises, 130 after Ctrl-C."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # so that a policy of one's own is found where one stands
-    log_to_stderr()
+    to_stderr("warning")
     plan = _plan(namespace)
     asked = (namespace.json, namespace.report, namespace.record)
     outputs = [path for path in asked if path is not None]

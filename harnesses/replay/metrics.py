@@ -41,6 +41,7 @@ def make_row(turns: Sequence[TurnRecord], **fixed: Any) -> Row:
         ttft_p95_s=_rounded(percentile(ttfts, 95)),
         ttft_max_s=_rounded(ttfts[-1] if ttfts else 0.0),
         session_s=_rounded(fmean(waits.values()) if waits else 0.0),
+        session_p50_s=_rounded(percentile(sorted(waits.values()), 50)),
         batch_s=_rounded(batch_s),
         turns_per_min=_rounded(60 * len(served) / batch_s if batch_s else 0.0),
         reuse_pct=_rounded(reuse_pct(turn for turn in served if turn.turn > 1)),

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +14,11 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 import msgspec
-import structlog
 
 from hear.errors import HearError
 from hear.harnesses.replay.plan import Run, execute
 from hear.harnesses.replay.results import RunResult
+from hear.log import to_stderr
 
 
 class Finished(NamedTuple):
@@ -131,7 +130,7 @@ def _held_interrupts() -> Iterator[None]:
 
 
 def _child(run: Run, results: Connection, done: Any) -> None:
-    log_to_stderr()
+    to_stderr("warning")
     Thread(target=_follow_parent, daemon=True).start()
 
     def progress(count: int) -> None:
@@ -156,11 +155,3 @@ def _follow_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def log_to_stderr() -> None:
-    """Send warnings and errors to standard error, so that results stay clean."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger("warning"),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

@@ -64,9 +64,9 @@ class Row(Struct, frozen=True, kw_only=True):
     ``engines`` engines of the profile ``engine`` served it.
 
     ``ttft_*`` are over all served turns, ``session_s`` is the mean over sessions of the total
-    response-waiting time, ``batch_s`` the time from the first arrival to the last token,
-    ``reuse_pct`` the reused share of the prompt tokens of follow-up turns. ``operations`` counts
-    controls by their terminal outcome.
+    response-waiting time and ``session_p50_s`` the median, ``batch_s`` the time from the first
+    arrival to the last token, ``reuse_pct`` the reused share of the prompt tokens of follow-up
+    turns. ``operations`` counts controls by their terminal outcome.
     """
 
     workload: str
@@ -79,6 +79,7 @@ class Row(Struct, frozen=True, kw_only=True):
     ttft_p95_s: float
     ttft_max_s: float
     session_s: float
+    session_p50_s: float
     batch_s: float
     turns_per_min: float
     reuse_pct: float

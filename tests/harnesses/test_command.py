@@ -30,6 +30,7 @@ FIELDS = [
     "ttft_p95_s",
     "ttft_max_s",
     "session_s",
+    "session_p50_s",
     "batch_s",
     "turns_per_min",
     "reuse_pct",

@@ -66,6 +66,7 @@ def test_times_are_measured_from_when_a_turn_was_sent() -> None:
 
 def test_a_session_waits_as_long_as_its_turns_together() -> None:
     assert row(*TURNS).session_s == ((15 - 10 + 30 - 20) + (70 - 12)) / 2
+    assert row(*TURNS).session_p50_s == ((15 - 10 + 30 - 20) + (70 - 12)) / 2
 
 
 def test_a_batch_runs_from_the_first_arrival_to_the_last_token() -> None:

@@ -120,6 +120,7 @@ def _row(
         ttft_p95_s=cuts[18],
         ttft_max_s=max(ttft, default=0.0),
         session_s=waits / max(1, len({turn.session for turn in served})),
+        session_p50_s=waits / max(1, len({turn.session for turn in served})),
         batch_s=last,
         turns_per_min=len(served) / last * 60 if last else 0.0,
         reuse_pct=reuse_pct,

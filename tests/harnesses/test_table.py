@@ -23,6 +23,7 @@ def row(policy: str = "fcfs", **changes: Any) -> Row:
         "ttft_p95_s": 51.9,
         "ttft_max_s": 56.7,
         "session_s": 50.2,
+        "session_p50_s": 40.1,
         "batch_s": 900.0,
         "turns_per_min": 116.4,
         "reuse_pct": 8.0,
