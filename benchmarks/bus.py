@@ -325,9 +325,11 @@ class Child:
     def end(self) -> None:
         """End it."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.terminate()
         self._process.wait()
+        self._process.stdout.close()
 
 
 @contextmanager
