@@ -8,7 +8,13 @@ import trio
 from hear import plugins
 from hear.cli import Command
 from hear.clock import new_epoch
-from hear.connection import add_bus_arguments, connected, run_directory, run_until_signal
+from hear.connection import (
+    add_bus_arguments,
+    connected,
+    make_run_directory,
+    run_directory,
+    run_until_signal,
+)
 from hear.engines.ledger import Ledger
 from hear.engines.simulated import serving
 from hear.engines.worker import EngineWorker
@@ -56,6 +62,8 @@ def run(namespace: argparse.Namespace) -> int:
     endpoint = namespace.endpoint or f"sim+unix://{run_directory()}/{name}.engine"
     if not 1 <= namespace.block_size <= 1 << 20:
         raise ConfigError(f"--block-size {namespace.block_size}: expected 1 to {1 << 20} tokens")
+    if namespace.endpoint is None:
+        make_run_directory()
     ranks = _ranks(namespace.ranks)
     backend = plugins.load("engines", namespace.kind)(
         namespace.profile, block_size=namespace.block_size, name=name
@@ -67,7 +75,6 @@ def run(namespace: argparse.Namespace) -> int:
             connected(namespace.bus, name=name, key=namespace.key) as bus,
             trio.open_nursery() as nursery,
         ):
-            run_directory().mkdir(parents=True, exist_ok=True)
             told = await nursery.start(serving.serve, backend, endpoint)
             worker = EngineWorker(
                 bus,

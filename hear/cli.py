@@ -3,10 +3,13 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import NamedTuple, NoReturn
 
 from hear import plugins
 from hear.errors import ConfigError, HearError
+
+_DISTRIBUTION = "hear-protocol"
 
 
 class Command(NamedTuple):
@@ -31,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prog="hear",
             description="Harness-engine pairing for agentic LLM serving.",
         )
+        parser.add_argument("--version", action="version", version=f"hear {version(_DISTRIBUTION)}")
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
         for name in plugins.names("commands"):
             command: Command = plugins.load("commands", name)

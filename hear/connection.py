@@ -31,6 +31,26 @@ def run_directory() -> Path:
     return Path(base) / "hear" if base else Path(f"/tmp/hear-{os.getuid()}")
 
 
+def make_run_directory() -> Path:
+    """Make the folder of sockets, for this user alone.
+
+    Raises:
+        ConfigError: it cannot be made, or another could put sockets of theirs there.
+    """
+    path = run_directory()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be used for sockets: {error.strerror}") from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise ConfigError(
+            f"{path}: others may write there, expected a folder of this user alone (or set "
+            "XDG_RUNTIME_DIR, or give --bus)"
+        )
+    return path
+
+
 def default_url() -> str:
     """The address of the bus if none is given: ``$HEAR_BUS``, or a socket of this user."""
     return os.environ.get("HEAR_BUS") or f"ipc://{run_directory()}/bus"

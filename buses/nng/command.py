@@ -8,7 +8,12 @@ import trio
 
 from hear.buses.nng.server import serve
 from hear.cli import Command
-from hear.connection import default_url, run_until_signal
+from hear.connection import (
+    default_url,
+    make_run_directory,
+    run_directory,
+    run_until_signal,
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command."""
-    scheme, _, path = namespace.bus.partition("://")
-    if scheme == "ipc":
-        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if namespace.bus.startswith(f"ipc://{run_directory()}/"):
+        make_run_directory()
 
     async def main(stopping: trio.Event) -> int:
         async with trio.open_nursery() as nursery:

@@ -3,11 +3,12 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import trio
 
-from hear.connection import run
+from hear.connection import default_url, make_run_directory, run
 from hear.errors import BusError, ConfigError, HearError
 
 
@@ -56,3 +57,22 @@ def test_a_signal_ends_the_command(
         return 0
 
     assert run(main) == code
+
+
+def test_a_folder_for_sockets_is_made_for_this_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("HEAR_BUS", raising=False)
+    path = make_run_directory()
+    assert path == tmp_path / "hear"
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert make_run_directory() == path
+    assert default_url() == f"ipc://{path}/bus"
+    path.chmod(0o777)
+    with pytest.raises(ConfigError, match="others may write there"):
+        make_run_directory()
+    path.rmdir()
+    path.write_text("a file")
+    with pytest.raises(ConfigError, match="cannot be used for sockets"):
+        make_run_directory()
