@@ -197,10 +197,10 @@ async def test_a_policy_joins_and_its_controls_end_as_it_leaves_or_is_killed(
 @run_on_shared_clock
 async def test_parts_that_are_killed_come_back_and_the_others_find_them(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
+        before = {e.epoch for e in await c.bus.history([">"]) if e.source == "engine0"}
         for part in ("run bus", "run engine engine0"):
             (pid,) = alive(f"{part} .*--bus {c.url}")
             os.kill(pid, signal.SIGKILL)
-        before = {e.epoch for e in await c.bus.history([">"]) if e.source == "engine0"}
         heard = await c.until(
             "a new engine0",
             lambda heard: {e.epoch for e in heard if e.source == "engine0"} - before,

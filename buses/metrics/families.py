@@ -21,7 +21,8 @@ REASONS: Final = frozenset(
         *("exclusive_tier", "expired", "in_use", "lease_too_long", "malformed", "no_answer"),
         *("no_room", "not_resident", "not_this_engine", "not_yours", "outranked", "overloaded"),
         *("protected", "released", "renewed", "replaced", "request_gone", "stale_version"),
-        *("too_long", "unknown_context", "unknown_mode", "unknown_operation", "unknown_tier"),
+        *("too_long", "unknown_context", "unknown_engine", "unknown_mode", "unknown_operation"),
+        *("unknown_tier", "already_routed"),
         *("unsupported_control", "withdrawn", "wrong_engine", "yielded"),
     )
 )
