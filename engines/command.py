@@ -10,9 +10,10 @@ from hear.cli import Command
 from hear.clock import new_epoch
 from hear.connection import (
     add_bus_arguments,
+    check_name,
+    cluster_directory,
     connected,
     make_run_directory,
-    run_directory,
     run_until_signal,
 )
 from hear.engines.ledger import Ledger
@@ -58,12 +59,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command."""
-    name: str = namespace.name
-    endpoint = namespace.endpoint or f"sim+unix://{run_directory()}/{name}.engine"
+    name = check_name(namespace.name)
+    folder = cluster_directory(namespace.bus)
+    endpoint = namespace.endpoint or f"sim+unix://{folder}/{name}.engine"
+    serving.check_endpoint(endpoint)
     if not 1 <= namespace.block_size <= 1 << 20:
         raise ConfigError(f"--block-size {namespace.block_size}: expected 1 to {1 << 20} tokens")
     if namespace.endpoint is None:
         make_run_directory()
+        folder.mkdir(mode=0o700, exist_ok=True)
     ranks = _ranks(namespace.ranks)
     backend = plugins.load("engines", namespace.kind)(
         namespace.profile, block_size=namespace.block_size, name=name

@@ -8,6 +8,7 @@ cost the last entries.
 Owns the file. It must not know what a control does.
 """
 
+import fcntl
 import os
 from collections import OrderedDict
 from pathlib import Path
@@ -53,7 +54,7 @@ class Ledger:
         self._num_entries = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = self._open()
             self._read()
         except OSError as error:
             raise ConfigError(f"ledger {path}: cannot be used: {error.strerror}") from error
@@ -110,6 +111,16 @@ class Ledger:
         """Close the file."""
         os.close(self._file)
 
+    def _open(self) -> int:
+        """Open the file, for this worker alone."""
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise ConfigError(f"ledger {self.path}: another worker uses it") from None
+        return file
+
     # -- the file -----------------------------------------------------------------------------
 
     def _take(self, key: Key, answer: Answer) -> None:
@@ -161,5 +172,5 @@ class Ledger:
                 file.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
         beside.replace(self.path)
         os.close(self._file)
-        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
+        self._file = self._open()
         self._num_entries = len(entries)

@@ -1,6 +1,7 @@
 """``hear play``: a workload on a running cluster, in real time."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def run_play(namespace: argparse.Namespace) -> int:
     workload = source.sampled(namespace.load, namespace.seed)
 
     async def main() -> int:
-        async with connected(namespace.bus, name="play", key=namespace.key) as bus:
+        async with connected(namespace.bus, name=f"play-{os.getpid()}", key=namespace.key) as bus:
             print(
                 f"playing {workload.num_turns} turns of {len(workload.sessions)} sessions of "
                 f"{workload.name} on {namespace.bus}",

@@ -1,8 +1,10 @@
 """The ``hear`` command. It only gathers the commands of the wings, found through entry points."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import NamedTuple, NoReturn
 
@@ -43,13 +45,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sub.set_defaults(run=command.run)
         namespace = parser.parse_args(arguments)
         code: int = namespace.run(namespace)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except HearError as error:
         print(f"hear: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"hear: {error}", file=sys.stderr)
+        _give_up_output()
+        return 1
     except KeyboardInterrupt:
         print("hear: stopped", file=sys.stderr)
         return 130
     return code
+
+
+def _give_up_output() -> None:
+    """What is left in the buffer of standard output would fail again as Python ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

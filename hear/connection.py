@@ -7,10 +7,12 @@ on SIGINT and SIGTERM within the same time.
 import argparse
 import gc
 import os
+import re
 import signal
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 import trio
@@ -21,6 +23,9 @@ from hear.errors import ConfigError
 from hear.nursery import unwrapped
 from hear.seams import Bus
 
+NAME = r"[A-Za-z0-9_\-+:][A-Za-z0-9_\-.+:]{0,127}"
+"""What a part of a cluster may be named."""
+
 END_WITHIN_S = 1.5
 """What a command may take to end after a signal before the process is ended for it."""
 
@@ -29,6 +34,24 @@ def run_directory() -> Path:
     """Where sockets and other files of running clusters of this user live."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "hear" if base else Path(f"/tmp/hear-{os.getuid()}")
+
+
+def check_name(name: str) -> str:
+    """See that a name can be one on a bus, and of a file: letters, digits and ``_ - . + :``.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(
+            f"name {name!r}: expected 1 to 128 of letters, digits and '_-.+:', not first a dot"
+        )
+    return name
+
+
+def cluster_directory(url: str) -> Path:
+    """Where the sockets and the state of one cluster live, apart from those on other buses."""
+    return run_directory() / sha256(url.encode()).hexdigest()[:12]
 
 
 def make_run_directory() -> Path:

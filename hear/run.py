@@ -5,6 +5,8 @@ import sys
 
 from hear import plugins
 from hear.cli import Command
+from hear.errors import BusError
+from hear.supervisor import TRY_AGAIN
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +28,12 @@ def run(namespace: argparse.Namespace) -> int:
     to_stderr()
     if namespace.with_parent:
         end_with_standard_input(sys.stdin.fileno())
-    code: int = namespace.run_part(namespace)
+    try:
+        code: int = namespace.run_part(namespace)
+    except BusError as error:
+        # Whoever keeps this part running may try again; anything else will not mend by itself.
+        print(f"hear: {' '.join(str(error).split())}", file=sys.stderr)
+        return TRY_AGAIN
     return code
 
 

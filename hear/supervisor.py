@@ -15,12 +15,20 @@ from typing import Final
 import structlog
 import trio
 
+from hear.errors import ConfigError
+
 _log = structlog.get_logger("hear.supervisor")
 
 FIRST_PAUSE_S: Final = 0.2
 MAX_PAUSE_S: Final = 10.0
 STEADY_S: Final = 30.0
 """A part that has run for so long has overcome what ended it before."""
+
+CANNOT_START: Final = 2
+"""Exit code of a part that was given what it cannot use. Starting it again would not help."""
+
+TRY_AGAIN: Final = 75
+"""Exit code of a part that lacks something which may yet come (EX_TEMPFAIL)."""
 
 END_WITHIN_S: Final = 1.7
 """Time that a part is given to end before it is killed."""
@@ -61,12 +69,18 @@ class Supervisor:
                 nursery.start_soon(self.keep, part)
 
     async def keep(self, part: Part) -> None:
-        """Keep one part running until cancelled; then end it."""
+        """Keep one part running until cancelled; then end it.
+
+        Raises:
+            ConfigError: it says that it was given what it cannot use.
+        """
         pause_s = FIRST_PAUSE_S
         while True:
             begun = trio.current_time()
             code = await self._run_once(part)
             lived_s = trio.current_time() - begun
+            if code == CANNOT_START:
+                raise ConfigError(f"part {part.name!r} cannot be started, for the reason above")
             pause_s = FIRST_PAUSE_S if lived_s >= STEADY_S else pause_s
             _log.warning(
                 "part.ended",

@@ -5,6 +5,7 @@ running is ``hear.supervisor``. Without a file it starts a small cluster to try 
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -17,7 +18,15 @@ from hear import plugins
 from hear.cli import Command
 from hear.codec import open_body
 from hear.config import load_toml, where
-from hear.connection import check_url, connected, default_url, run_directory, run_until_signal
+from hear.connection import (
+    NAME,
+    check_url,
+    cluster_directory,
+    connected,
+    default_url,
+    make_run_directory,
+    run_until_signal,
+)
 from hear.engine_view import EngineViews
 from hear.errors import BusError, ConfigError
 from hear.log import to_stderr
@@ -28,7 +37,7 @@ _log = structlog.get_logger("hear.up")
 
 READY_S: Final = 15.0
 _BUS: Final = "bus"
-_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_\-./+:]{1,128}$")]
+_Name = Annotated[str, Meta(pattern=f"^{NAME}$")]
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +91,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command."""
     to_stderr()
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # so that a policy of one's own is found where one stands
+    make_run_directory()
     path: Path | None = namespace.config
     config = DEFAULT if path is None else load_toml(path, ClusterConfig)
     url, parts = plan(config, path)
@@ -109,7 +121,7 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
     url = config.bus or default_url()
     check_url(url)
     base = path.parent if path is not None else Path()
-    state = base / config.state if config.state else run_directory() / "state"
+    state = base / config.state if config.state else cluster_directory(url) / "state"
     if (config.keys is None) is not (config.key is None):
         raise ConfigError(f"{path}: keys and key go together: one for the hub, one for the parts")
     key = [] if config.key is None else ["--key", str(base / config.key)]

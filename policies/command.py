@@ -9,7 +9,7 @@ import trio
 
 from hear.cli import Command
 from hear.clock import new_epoch
-from hear.connection import add_bus_arguments, connected, run_until_signal
+from hear.connection import add_bus_arguments, check_name, connected, run_until_signal
 from hear.errors import PluginError
 from hear.messages import DEFAULT_TENANT
 from hear.policies.runner import PolicyRunner
@@ -41,7 +41,7 @@ def run(namespace: argparse.Namespace) -> int:
             f"policy {namespace.policy!r}: {len(made)} policies, expected one for each process"
         )
     policy = made[0]
-    name = namespace.name or policy.name
+    name = check_name(namespace.name or policy.name)
 
     async def main(stopping: trio.Event) -> int:
         async with (

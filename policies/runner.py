@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
+from traceback import extract_tb
 
 import structlog
 import trio
@@ -61,6 +62,7 @@ CUT_OFF_AGAIN_S = 60.0
 
 _GUARD_LIFE_S = 86_400.0
 _FOR_EVER_S = 1e9
+_NONSENSE = frozenset({"malformed", "unsupported_control", "wrong_engine"})
 
 
 @dataclass(slots=True)
@@ -113,6 +115,7 @@ class PolicyRunner:
         self._asked: dict[str, None] = {}  # engines that it has sent a control
         self._outcomes = GapDetector()
         self._cut_off_s = -inf
+        self._warned: set[tuple[str, str]] = set()
         self._decided_s = -inf
         self._decided_at_once = 0
         self._decide_limit_s = decide_limit_s
@@ -236,9 +239,23 @@ class PolicyRunner:
             operation = self._outbox.hear(envelope.key, message)
             if operation is not None and operation.terminal:
                 self.statistics.outcomes[operation.phase] += 1
+                self._warn_of_nonsense(message)
         elif envelope.category == "intent" or isinstance(message, RequestOutcome):
             self._h.apply(envelope, self._with_readable_hashes(envelope, message))
         return False
+
+    def _warn_of_nonsense(self, outcome: OperationOutcome) -> None:
+        """Tell the policy's author, once of each kind, of controls that can never be."""
+        what = (outcome.control, outcome.reason)
+        if outcome.reason in _NONSENSE and what not in self._warned:
+            self._warned.add(what)
+            _log.warning(
+                "control.refused",
+                policy=self.source,
+                control=outcome.control,
+                reason=outcome.reason,
+                detail=outcome.detail,
+            )
 
     def _meet(self, engine: str, epoch: int) -> None:
         """Note that an engine is there, in which incarnation."""
@@ -292,7 +309,9 @@ class PolicyRunner:
             self._fail(f"did not decide within {self._decide_limit_s:g} s")
         except (Exception, SystemExit) as error:
             asks = []
-            self._fail(f"raised {type(error).__name__}: {error}")
+            at = extract_tb(error.__traceback__)[-1]
+            where = f"{at.filename}:{at.lineno}"
+            self._fail(f"raised {type(error).__name__}: {error} ({where}, in {at.name})")
         self.statistics.decide_s += time.perf_counter() - begun
         self.statistics.decisions += 1
         for ask in asks:
@@ -329,6 +348,8 @@ class PolicyRunner:
         self._bus.publish(envelope)
         if key.engine is not None and key.engine not in self._asked:
             self._asked[key.engine] = None
+            if key.engine not in self._engines:
+                _log.warning("engine.unknown", policy=self.source, engine=key.engine)
             self._leave_word(now)
 
     def _leave_word(self, now: float) -> None:

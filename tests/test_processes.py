@@ -215,11 +215,13 @@ async def test_parts_that_are_killed_come_back_and_the_others_find_them(tmp_path
     ("arguments", "why"),
     [
         (["up", "none.toml"], "none.toml: cannot be read"),
-        (["run", "policy", "cache-aware", "--bus", "ipc://{tmp}/nobody"], "nobody answers"),
         (["run", "policy", "cache-awre"], "did you mean 'cache-aware'"),
         (["run", "policy", "cache-aware+guard:40"], "expected one for each process"),
         (["run", "engine", "e", "--bus", "smoke://x"], "expected an address"),
         (["run", "engine", "e", "--ranks", "x"], "expected POLICY=NUMBER"),
+        (["run", "engine", "../e"], "name '../e': expected"),
+        (["run", "engine", "e", "--endpoint", "foo"], "endpoint 'foo': expected"),
+        (["run", "policy", "cache-aware", "--name", "a b"], "name 'a b': expected"),
         (["run", "engine", "e", "--kind", "vlm"], "no engine named 'vlm'"),
         (["run", "engine", "e", "--block-size", "0"], "--block-size 0"),
         (["run", "engine", "e", "--ledger", "{tmp}"], "ledger {tmp}: cannot be used"),
@@ -243,6 +245,14 @@ def test_what_cannot_be_used_is_one_line_and_code_2(
     assert "Traceback" not in done.stderr
 
 
+def test_nobody_on_the_bus_is_one_line_and_may_be_tried_again(tmp_path: Path) -> None:
+    command = [*HEAR, "run", "policy", "cache-aware", "--bus", f"ipc://{tmp_path}/nobody"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 75
+    assert "nobody answers" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_address_in_use_is_one_line(tmp_path: Path) -> None:
     url = f"ipc://{tmp_path}/bus"
     first = subprocess.Popen([*HEAR, "run", "bus", "--bus", url], stderr=subprocess.PIPE)
@@ -254,6 +264,17 @@ def test_an_address_in_use_is_one_line(tmp_path: Path) -> None:
         )
         assert done.returncode == 2
         assert done.stderr == f"hear: bus {url!r}: the address is in use\n"
+        (tmp_path / "c.toml").write_text(f'bus = "{url}"', encoding="utf-8")
+        done = subprocess.run(
+            [*HEAR, "up", str(tmp_path / "c.toml")],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert f"hear: bus {url!r}: the address is in use\n" in done.stderr
+        assert "hear: part 'bus' cannot be started, for the reason above\n" in done.stderr
     finally:
         first.terminate()
         first.wait()

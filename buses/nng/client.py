@@ -498,7 +498,8 @@ async def connect(
                 try:
                     await nursery.start(bus.run)
                 except BusError as error:
-                    raise BusError(f"{url}: {error}") from error
+                    hint = ", or the certificates do not fit" if url.startswith("tls") else ""
+                    raise BusError(f"{url}: {error}{hint}") from error
                 try:
                     yield bus
                 finally:

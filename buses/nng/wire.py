@@ -18,7 +18,7 @@ import trio
 
 from hear.buses.nng.access import TlsFiles
 from hear.buses.nng.frames import MAX_FRAME_BYTES
-from hear.errors import BusError, ConfigError
+from hear.errors import ConfigError
 
 _RECONNECT_MIN_MS: Final = 20
 _RECONNECT_MAX_MS: Final = 200
@@ -39,6 +39,9 @@ def _check(url: str, tls: TlsFiles | None) -> None:
         raise ConfigError(
             f"bus {url!r}: expected ipc://PATH, tcp://HOST:PORT or tls+tcp://HOST:PORT"
         )
+    host, _, port = rest.rpartition(":")
+    if scheme != "ipc" and not (host and port.isdecimal() and 0 < int(port) < 65_536):
+        raise ConfigError(f"bus {url!r}: expected {scheme}://HOST:PORT, with a port up to 65535")
     if (scheme == "tls+tcp") is (tls is None):
         more = "needs certificates in the key file" if tls is None else "takes no certificates"
         raise ConfigError(f"bus {url!r}: {scheme} {more}")
@@ -154,8 +157,7 @@ class HubWire:
         """Begin to listen.
 
         Raises:
-            ConfigError: the address or a certificate cannot be used.
-            BusError: the address is in use.
+            ConfigError: the address or a certificate cannot be used, or the address is in use.
         """
         _check(url, tls)
         self._pipes: dict[int, Any] = {}
@@ -177,7 +179,7 @@ class HubWire:
                 self._socket.close()
                 raise
         except pynng.AddressInUse as error:
-            raise BusError(f"bus {url!r}: the address is in use") from error
+            raise ConfigError(f"bus {url!r}: the address is in use") from error
         except (pynng.NNGException, ValueError) as error:
             raise ConfigError(f"bus {url!r} cannot be listened on: {error}") from error
         self._arrivals = _Arrivals(self._socket)

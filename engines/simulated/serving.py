@@ -54,6 +54,15 @@ def _parse(endpoint: str) -> _Address:
     )
 
 
+def check_endpoint(endpoint: str) -> None:
+    """See that an address can be one of a simulated engine.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    _parse(endpoint)
+
+
 async def serve(
     engine: InferenceClient,
     endpoint: str,

@@ -469,7 +469,7 @@ async def test_a_hub_is_where_nobody_else_is(tmp_path: Path) -> None:
     url = f"ipc://{tmp_path}/bus"
     with trio.fail_after(10):
         async with hub(url):
-            with pytest.raises(BusError, match="the address is in use"):
+            with pytest.raises(ConfigError, match="the address is in use"):
                 async with hub(url):
                     pass
 

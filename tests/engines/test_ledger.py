@@ -97,3 +97,15 @@ def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes)
 def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         Ledger(tmp_path)
+
+
+def test_one_worker_at_a_time(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "e0", remember=10)
+    with pytest.raises(ConfigError, match="another worker uses it"):
+        Ledger(first.path)
+    for number in range(200):  # and so it stays when it is written anew
+        first.note(answer(str(number)))
+    with pytest.raises(ConfigError, match="another worker uses it"):
+        Ledger(first.path)
+    first.close()
+    Ledger(first.path).close()

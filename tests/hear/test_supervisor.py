@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import structlog
 import trio
 
+from hear.errors import ConfigError
 from hear.supervisor import Part, Supervisor
 
 SLEEPER = "import time; time.sleep(60)"
@@ -83,6 +85,20 @@ async def test_one_that_ends_at_once_is_tried_with_growing_pauses() -> None:
     pauses = [after - before for before, after in pairwise(times)]
     assert pauses[1] > pauses[0] * 1.2
     assert pauses[2] > pauses[1] * 1.2
+
+
+async def test_one_that_was_given_what_it_cannot_use_is_not_tried_again() -> None:
+    with trio.fail_after(20):
+        with pytest.raises(ExceptionGroup) as raised:
+            async with watched(part("raise SystemExit(2)", "odd"), part(SLEEPER)) as w:
+                await trio.sleep_forever()
+    (error,) = raised.value.exceptions
+    while isinstance(error, ExceptionGroup):
+        (error,) = error.exceptions
+    assert isinstance(error, ConfigError)
+    assert "'odd' cannot be started" in str(error)
+    assert len(w.pids) == 2
+    assert not any(map(is_alive, w.pids))
 
 
 async def test_others_go_on_when_one_ends() -> None:

@@ -65,6 +65,7 @@ def test_a_file_names_all_and_paths_are_its_own(tmp_path: Path) -> None:
         ("engines = 3", r"cluster.toml:1: unknown key 'engines': did you mean 'engine'"),
         ('[[engine]]\nprofil = "x"', r"cluster.toml:2: unknown key 'profil'.*'profile'"),
         ('[[engine]]\nname = "a b"', r"cluster.toml:2: engine\[0\].name"),
+        ('[[engine]]\nname = "../e"', r"cluster.toml:2: engine\[0\].name"),
         ("[[engine]]\nblock_size = 0", r"cluster.toml:2: engine\[0\].block_size"),
         ('[[policy]]\npolicy = "cache-awre"', "did you mean 'cache-aware'"),
         ('[[policy]]\npolicy = "cache-aware+guard:40"', r"cluster.toml:2: .*expected one policy"),
