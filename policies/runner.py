@@ -310,8 +310,8 @@ class PolicyRunner:
         except (Exception, SystemExit) as error:
             asks = []
             at = extract_tb(error.__traceback__)[-1]
-            where = f"{at.filename}:{at.lineno}"
-            self._fail(f"raised {type(error).__name__}: {error} ({where}, in {at.name})")
+            where = f"{at.filename}:{at.lineno}, in {at.name}"
+            self._fail(f"raised {type(error).__name__}: {error}", at=where)
         self.statistics.decide_s += time.perf_counter() - begun
         self.statistics.decisions += 1
         for ask in asks:
@@ -362,8 +362,8 @@ class PolicyRunner:
             will.append(replace(self._sequencer.wrap_snapshot(message, key, now), seq=0))
         self._bus.set_will(self.source, will)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, **more: str) -> None:
         if self.statistics.failure is None:
             self.statistics.failure = why
             self._h, self._s = HarnessView(), EngineViews()  # whatever it did to the old ones
-            _log.error("policy.failed", policy=self.source, why=why)
+            _log.error("policy.failed", policy=self.source, why=why, **more)
