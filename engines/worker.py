@@ -38,6 +38,10 @@ SNAPSHOT_BLOCKS = 65_536
 """Most blocks in one part of a residency snapshot, so that no message grows without bound."""
 
 
+RETOLD = 1_024
+"""Latest ends that a worker with a ledger tells of as it begins, known or not."""
+
+
 class EngineWorker:
     """Joins one backend to a bus."""
 
@@ -74,7 +78,10 @@ class EngineWorker:
         self._tenant = tenant
         self._endpoint = endpoint
         self._ledger = ledger
-        self._interrupted = ledger.fail_interrupted() if ledger is not None else []
+        if ledger is not None:
+            ledger.fail_interrupted()
+        # The last worker may have been killed between noting an end and telling of it.
+        self._to_tell = ledger.ended[-RETOLD:] if ledger is not None else []
         self._intake = Intake(
             engine=name,
             controls=backend.capabilities().controls,
@@ -119,7 +126,7 @@ class EngineWorker:
         async with AsyncExitStack() as stack:
             controls = await stack.enter_async_context(self._subscribe())
             self._introduce()
-            for answer in self._interrupted:
+            for answer in self._to_tell:
                 self._publish(answer.outcome, self._at_home(answer.key))
             try:
                 async with trio.open_nursery() as nursery:
