@@ -96,6 +96,7 @@ class NngBus(trio.abc.AsyncResource):
         """Messages of state that gave way here, since the hub did not take them in time."""
         return self._member.dropped
 
+    @property
     def unreadable(self) -> int:
         """Messages and frames from the bus that could not be read."""
         return self._readers.unreadable + self._member.unreadable
