@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         parser.add_argument("--version", action="version", version=f"hear {version(_DISTRIBUTION)}")
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        for name in plugins.names("commands"):
+        for name in _to_load(sys.argv[1:] if arguments is None else arguments):
             command: Command = plugins.load("commands", name)
             sub = commands.add_parser(name, help=command.help, description=command.help)
             command.configure(sub)
@@ -58,6 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("hear: stopped", file=sys.stderr)
         return 130
     return code
+
+
+def _to_load(arguments: Sequence[str]) -> list[str]:
+    """The commands that have to be imported: the one that is asked for, or for help all of them."""
+    names = plugins.names("commands")
+    return [arguments[0]] if arguments and arguments[0] in names else names
 
 
 def _give_up_output() -> None:
