@@ -19,7 +19,7 @@ import trio
 from hear.errors import BusError, LaggedError
 from hear.messages import Envelope
 from hear.seams import SubscriptionStatistics
-from hear.subjects import NOBODY, Pattern, stem_of
+from hear.subjects import Pattern, stem_of
 
 STEM_TOKENS = 4
 
@@ -47,14 +47,6 @@ class Home(Protocol):
         ...
 
 
-def with_any_key(pattern: Pattern) -> Pattern:
-    """The pattern that matches all that ``pattern`` may match, seen by stems alone."""
-    head, _, last = pattern.text.rpartition(".")
-    if last in ("*", ">") or head.count(".") != STEM_TOKENS - 1:
-        return pattern
-    return Pattern(f"{head}.*")
-
-
 class Mailbox:
     """One reader's place on a bus. Made by ``subscribe`` of the bus."""
 
@@ -62,7 +54,6 @@ class Mailbox:
         self.name = name
         self._home = home
         self._patterns = tuple(Pattern(text) for text in patterns)
-        self._by_stem = tuple(with_any_key(pattern) for pattern in self._patterns)
         self._capacity = capacity
         self._state: deque[Entry] = deque()
         self._reliable: deque[Entry] = deque()
@@ -218,12 +209,11 @@ class Mailbox:
 
     def covers(self, scope: str) -> bool:
         """Whether messages of a stem may match."""
-        example = f"{scope}.{NOBODY}"
-        return any(pattern.matches(example) for pattern in self._by_stem)
+        return any(pattern.covers(scope) for pattern in self._patterns)
 
     def keyed(self) -> bool:
         """Whether the key of each message has to be looked at."""
-        return self._by_stem != self._patterns
+        return any(pattern.names_key for pattern in self._patterns)
 
     def matches(self, subject: str) -> bool:
         """Whether a subject matches."""

@@ -118,6 +118,19 @@ class Pattern:
             return False
         return all(want in ("*", got) for want, got in zip(wanted, tokens, strict=False))
 
+    def covers(self, stem: str) -> bool:
+        """Whether subjects of a stem fall under the pattern, with some key at least."""
+        tokens = stem.split(".")
+        wanted = self._tokens
+        if len(tokens) < len(wanted) if self._tail else len(tokens) + 1 != len(wanted):
+            return False
+        return all(want in ("*", got) for want, got in zip(wanted, tokens, strict=False))
+
+    @property
+    def names_key(self) -> bool:
+        """Whether it wants one key, so that the stem of a subject does not decide alone."""
+        return not self._tail and len(self._tokens) == _MAX_TOKENS and self._tokens[-1] != "*"
+
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"
 

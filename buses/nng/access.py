@@ -15,7 +15,7 @@ import msgspec
 
 from hear.config import load_toml, where
 from hear.errors import ConfigError, ProtocolError
-from hear.subjects import NOBODY, Pattern
+from hear.subjects import Pattern
 
 MIN_SECRET_BYTES: Final = 16
 _MAX_REMEMBERED = 16_384
@@ -102,8 +102,8 @@ class Grants:
         if known is None:
             if len(self._known) >= _MAX_REMEMBERED:
                 self._known.clear()
-            example = f"{stem}.{NOBODY}"
-            known = any(pattern.matches(example) for pattern in patterns)
+            # What is granted is granted for whole streams; one key of a stream grants none of it.
+            known = any(pattern.covers(stem) and not pattern.names_key for pattern in patterns)
             self._known[publish, stem] = known
         return known
 

@@ -14,7 +14,7 @@ from hear.buses.nng.access import Grants
 from hear.buses.nng.backlog import Backlog, Receipt
 from hear.buses.nng.frames import Run
 from hear.buses.nng.link import Link
-from hear.subjects import NOBODY, Pattern
+from hear.subjects import Pattern
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +38,7 @@ class Subscription:
 
 def covers(patterns: tuple[Pattern, ...], stem: str) -> bool:
     """Whether messages of a stem may match one of the patterns."""
-    example = f"{stem}.{NOBODY}"
-    return any(pattern.matches(example) for pattern in patterns)
+    return any(pattern.covers(stem) for pattern in patterns)
 
 
 @dataclass(slots=True, eq=False)

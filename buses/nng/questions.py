@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-from hear.buses.mailbox import with_any_key
 from hear.buses.nng.access import Grants
 from hear.buses.nng.frames import FRAME_FILL_BYTES, Answer, Question, Standing
 from hear.buses.nng.history import History
@@ -37,12 +36,12 @@ class Gone:
 
 
 def parse(patterns: list[str]) -> tuple[Pattern, ...]:
-    """Patterns of stems.
+    """Patterns that a peer sent.
 
     Raises:
         LocalProtocolError: one is not a pattern.
     """
-    return tuple(with_any_key(Pattern(text)) for text in patterns)
+    return tuple(Pattern(text) for text in patterns)
 
 
 def stand(peer: Peer, standing: Standing) -> None:

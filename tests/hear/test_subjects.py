@@ -133,3 +133,18 @@ def test_access_can_be_granted_by_prefix(message: Message, key: Key) -> None:
     """Whatever a message says, its subject stays under its category and tenant."""
     sent: Envelope = envelope(message, key)
     assert Pattern(f"{sent.category}.{token(sent.tenant)}.>").matches(subject(sent))
+
+
+@given(
+    st.lists(st.sampled_from(["state", "a", "*"]), min_size=1, max_size=5),
+    st.booleans(),
+    st.lists(st.sampled_from(["state", "a", "b"]), min_size=4, max_size=4),
+)
+def test_a_stem_is_covered_if_a_subject_of_it_with_some_key_matches(
+    tokens: list[str], tail: bool, stem_tokens: list[str]
+) -> None:
+    pattern = Pattern(".".join([*tokens[:4], ">"] if tail else tokens))
+    scope = ".".join(stem_tokens)
+    subjects = [f"{scope}.{key}" for key in ("state", "a", "b")]
+    assert pattern.covers(scope) is any(pattern.matches(each) for each in subjects)
+    assert pattern.names_key is (not tail and len(tokens) == 5 and tokens[-1] != "*")
