@@ -16,7 +16,7 @@ from typing import Protocol, Self
 
 import trio
 
-from hear.errors import BusError, LaggedError
+from hear.errors import BusError, LaggedError, LocalProtocolError
 from hear.messages import Envelope
 from hear.seams import SubscriptionStatistics
 from hear.subjects import Pattern, stem_of
@@ -47,10 +47,33 @@ class Home(Protocol):
         ...
 
 
+def check_stem(text: str) -> None:
+    """See that a text is the stem of a subject.
+
+    Raises:
+        LocalProtocolError: it is not.
+    """
+    Pattern(text)
+    tokens = text.split(".")
+    if len(tokens) != STEM_TOKENS or not {"*", ">"}.isdisjoint(tokens):
+        raise LocalProtocolError(
+            f"snapshots of {text[:80]!r}: expected <category>.<tenant>.<instance>.<topic>"
+        )
+
+
 class Mailbox:
     """One reader's place on a bus. Made by ``subscribe`` of the bus."""
 
     def __init__(self, home: Home, patterns: Iterable[str], name: str, capacity: int) -> None:
+        """Hold up to ``capacity`` unread messages of each class.
+
+        Raises:
+            LocalProtocolError: a pattern is not one, or the capacity is less than 1.
+        """
+        if capacity < 1:
+            raise LocalProtocolError(
+                f"subscription {name!r}: capacity {capacity}, expected 1 or more"
+            )
         self.name = name
         self._home = home
         self._patterns = tuple(Pattern(text) for text in patterns)

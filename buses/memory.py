@@ -12,11 +12,11 @@ from typing import Final
 
 import trio
 
-from hear.buses.mailbox import STEM_TOKENS, Entry, Mailbox
-from hear.errors import BusError, LocalProtocolError
+from hear.buses.mailbox import Entry, Mailbox, check_stem
+from hear.errors import BusError
 from hear.messages import Envelope
 from hear.seams import BusStatistics, SnapshotProvider
-from hear.subjects import Pattern, stem_of, subject
+from hear.subjects import stem_of, subject
 
 DEFAULT_CAPACITY = 4096
 _MAX_ROUTES = 16_384
@@ -83,10 +83,6 @@ class MemoryBus(trio.abc.AsyncResource):
         """
         if self._closed:
             raise BusError(f"subscription {name!r}: the bus is closed")
-        if capacity < 1:
-            raise LocalProtocolError(
-                f"subscription {name!r}: capacity {capacity}, expected 1 or more"
-            )
         return Mailbox(self, patterns, name, capacity)
 
     def provide_snapshots(self, subject: str, provider: SnapshotProvider) -> None:
@@ -98,12 +94,7 @@ class MemoryBus(trio.abc.AsyncResource):
         """
         if self._closed:
             raise BusError(f"snapshots of {subject!r}: the bus is closed")
-        Pattern(subject)
-        tokens = subject.split(".")
-        if len(tokens) != STEM_TOKENS or not {"*", ">"}.isdisjoint(tokens):
-            raise LocalProtocolError(
-                f"snapshots of {subject!r}: expected <category>.<tenant>.<instance>.<topic>"
-            )
+        check_stem(subject)
         self._providers[subject] = provider
 
     def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:

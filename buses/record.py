@@ -7,7 +7,6 @@ reader off, which is noted in the file. What the file looks like is ``hear.recor
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Sequence
 from io import FileIO
@@ -103,7 +102,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="seconds",
-        type=_seconds,
+        type=connection.positive_seconds,
         default=math.inf,
         metavar="SECONDS",
         help="how long to record (until Ctrl-C)",
@@ -146,7 +145,7 @@ def _created(path: Path, force: bool) -> FileIO:
 
 async def _main(namespace: argparse.Namespace, patterns: Sequence[str]) -> int:
     path: Path = namespace.file
-    name = f"record-{os.getpid()}"
+    name = connection.own_name("record")
     async with connection.connected(namespace.bus, name=name, key=namespace.key) as bus:
         file = _created(path, namespace.force)
         begun_s = trio.current_time()
@@ -183,16 +182,6 @@ def _summary(recording: BusRecorder) -> str:
     if recorder.cut_offs:
         parts.append(f"cut off {recorder.cut_offs:,} times, for being too slow")
     return ", ".join(parts)
-
-
-def _seconds(word: str) -> float:
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"got {word!r}, expected a positive number of seconds")
-    return seconds
 
 
 COMMAND = Command("write all that is heard on a bus to a file", configure, run)

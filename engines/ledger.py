@@ -35,6 +35,11 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Entry)
 
 
+def _framed(entry: _Entry) -> bytes:
+    data = _encoder.encode(entry)
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
 class Ledger:
     """The operations of one engine, across the lives of its workers."""
 
@@ -111,6 +116,8 @@ class Ledger:
         """Close the file."""
         os.close(self._file)
 
+    # -- the file -----------------------------------------------------------------------------
+
     def _open(self) -> int:
         """Open the file, for this worker alone."""
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -121,8 +128,6 @@ class Ledger:
             raise ConfigError(f"ledger {self.path}: another worker uses it") from None
         return file
 
-    # -- the file -----------------------------------------------------------------------------
-
     def _take(self, key: Key, answer: Answer) -> None:
         assert key.operation is not None
         self._begun.pop(key.operation, None)
@@ -131,8 +136,7 @@ class Ledger:
             self._ended.popitem(last=False)
 
     def _write(self, entry: _Entry) -> None:
-        data = _encoder.encode(entry)
-        os.write(self._file, len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+        os.write(self._file, _framed(entry))
         self._num_entries += 1
 
     def _read(self) -> None:
@@ -167,9 +171,7 @@ class Ledger:
         entries += [_Entry(key, None, control) for key, control in self._begun.values()]
         beside = self.path.with_name(f"{self.path.name}.new")
         with beside.open("wb") as file:
-            for entry in entries:
-                data = _encoder.encode(entry)
-                file.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+            file.writelines(map(_framed, entries))
         beside.replace(self.path)
         os.close(self._file)
         self._file = self._open()

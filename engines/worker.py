@@ -37,7 +37,6 @@ _log = structlog.get_logger("hear.worker")
 SNAPSHOT_BLOCKS = 65_536
 """Most blocks in one part of a residency snapshot, so that no message grows without bound."""
 
-
 RETOLD = 1_024
 """Latest ends that a worker with a ledger tells of as it begins, known or not."""
 
@@ -80,8 +79,6 @@ class EngineWorker:
         self._ledger = ledger
         if ledger is not None:
             ledger.fail_interrupted()
-        # The last worker may have been killed between noting an end and telling of it.
-        self._to_tell = ledger.ended[-RETOLD:] if ledger is not None else []
         self._intake = Intake(
             engine=name,
             controls=backend.capabilities().controls,
@@ -126,8 +123,10 @@ class EngineWorker:
         async with AsyncExitStack() as stack:
             controls = await stack.enter_async_context(self._subscribe())
             self._introduce()
-            for answer in self._to_tell:
-                self._publish(answer.outcome, self._at_home(answer.key))
+            if self._ledger is not None:
+                # The last worker may have been killed between noting an end and telling of it.
+                for answer in self._ledger.ended[-RETOLD:]:
+                    self._publish(answer.outcome, self._at_home(answer.key))
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._serve, nursery.cancel_scope)

@@ -1,18 +1,17 @@
 """``hear play``: a workload on a running cluster, in real time."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 import msgspec
 
 from hear.cli import Command
-from hear.connection import add_bus_arguments, connected, run
+from hear.connection import add_bus_arguments, connected, own_name, run
 from hear.errors import ConfigError
 from hear.harnesses.replay.live import play
 from hear.harnesses.replay.output import write_whole
-from hear.harnesses.replay.plan import Source
+from hear.harnesses.replay.plan import Source, parse_window
 from hear.log import to_stderr
 
 
@@ -41,12 +40,12 @@ def run_play(namespace: argparse.Namespace) -> int:
         )
     source = Source(
         name=namespace.workload,
-        window=_window(namespace.window) if namespace.workload == "mooncake" else None,
+        window=parse_window(namespace.window) if namespace.workload == "mooncake" else None,
     )
     workload = source.sampled(namespace.load, namespace.seed)
 
     async def main() -> int:
-        async with connected(namespace.bus, name=f"play-{os.getpid()}", key=namespace.key) as bus:
+        async with connected(namespace.bus, name=own_name("play"), key=namespace.key) as bus:
             print(
                 f"playing {workload.num_turns} turns of {len(workload.sessions)} sessions of "
                 f"{workload.name} on {namespace.bus}",
@@ -68,18 +67,6 @@ def run_play(namespace: argparse.Namespace) -> int:
         return 1 if problems else 0
 
     return run(main)
-
-
-def _window(text: str) -> tuple[float, float]:
-    start, colon, seconds = text.partition(":")
-    try:
-        begin, length = float(start), float(seconds)
-    except ValueError:
-        colon = ""
-        begin = length = 0.0
-    if not colon or not (begin >= 0 and length > 0):
-        raise ConfigError(f"--window {text!r}: expected START:SECONDS, as in 0:120")
-    return begin, begin + length
 
 
 COMMAND = Command(

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except OSError as error:
         print(f"hear: {error}", file=sys.stderr)
-        _give_up_output()
+        give_up_output()
         return 1
     except KeyboardInterrupt:
         print("hear: stopped", file=sys.stderr)
@@ -66,7 +66,7 @@ def _to_load(arguments: Sequence[str]) -> list[str]:
     return [arguments[0]] if arguments and arguments[0] in names else names
 
 
-def _give_up_output() -> None:
+def give_up_output() -> None:
     """What is left in the buffer of standard output would fail again as Python ends."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,9 +6,11 @@ on SIGINT and SIGTERM within the same time.
 
 import argparse
 import gc
+import math
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -34,6 +36,26 @@ def run_directory() -> Path:
     """Where sockets and other files of running clusters of this user live."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "hear" if base else Path(f"/tmp/hear-{os.getuid()}")
+
+
+def own_name(what: str) -> str:
+    """A name on the bus for a command that may run many times, on many machines."""
+    return f"{what}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
+
+
+def positive_seconds(word: str) -> float:
+    """The type of an argument that says for how long.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no positive number of seconds.
+    """
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"got {word!r}, expected a positive number of seconds")
+    return seconds
 
 
 def check_name(name: str) -> str:

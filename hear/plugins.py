@@ -4,6 +4,8 @@ A plug-in is checked when it is loaded, and an error names the distribution that
 """
 
 import importlib
+import os
+import sys
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -16,6 +18,15 @@ _SINGULAR = {"buses": "bus", "policies": "policy"}
 def names(group: str) -> list[str]:
     """The names under which installed distributions offer plug-ins of a group."""
     return sorted({entry.name for entry in entry_points(group=f"hear.{group}")})
+
+
+def look_here() -> None:
+    """Let plug-ins of one's own, as package.module:Name, be found in the folder where one stands.
+
+    It is looked at last, so that nothing there hides what is installed.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -5,7 +5,6 @@ running is ``hear.supervisor``. Without a file it starts a small cluster to try 
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,7 +15,6 @@ from msgspec import Meta, Struct
 
 from hear import plugins
 from hear.cli import Command
-from hear.codec import open_body
 from hear.config import load_toml, where
 from hear.connection import (
     NAME,
@@ -25,9 +23,9 @@ from hear.connection import (
     connected,
     default_url,
     make_run_directory,
+    own_name,
     run_until_signal,
 )
-from hear.engine_view import EngineViews
 from hear.errors import BusError, ConfigError
 from hear.log import to_stderr
 from hear.seams import Bus
@@ -91,8 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command."""
     to_stderr()
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # so that a policy of one's own is found where one stands
+    plugins.look_here()
     make_run_directory()
     path: Path | None = namespace.config
     config = DEFAULT if path is None else load_toml(path, ClusterConfig)
@@ -120,7 +117,7 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
     """
     url = config.bus or default_url()
     check_url(url)
-    base = path.parent if path is not None else Path()
+    base = _base(path)
     state = base / config.state if config.state else cluster_directory(url) / "state"
     if (config.keys is None) is not (config.key is None):
         raise ConfigError(f"{path}: keys and key go together: one for the hub, one for the parts")
@@ -130,12 +127,11 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
     taken = {_BUS: "part of every cluster"}
     for name, kind in [(n, "engine") for n in names] + [(n, "policy") for n, _, _ in policies]:
         if name in taken:
-            at = where(path, f"{kind}[0].name") if path is not None else "default"
+            at = _at(path, f"{kind}[0].name")
             raise ConfigError(f"{at}: two parts are named {name!r}: {taken[name]}, and {kind}")
         taken[name] = kind
-    parts = [
-        _part(_BUS, ["--bus", url] + (["--keys", str(base / config.keys)] if config.keys else []))
-    ]
+    keys = [] if config.keys is None else ["--keys", str(base / config.keys)]
+    parts = [_part(_BUS, ["--bus", url, *keys])]
     ranks = ",".join(f"{name}={rank}" for name, rank, _ in policies)
     for name, engine in zip(names, config.engine, strict=True):
         # Made once here, so that what cannot be used is said before anything starts.
@@ -143,12 +139,8 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
             engine.profile, block_size=engine.block_size, name=name
         )
         arguments = [name, "--bus", url, *key, "--kind", engine.kind, "--profile", engine.profile]
-        arguments += [
-            "--block-size",
-            str(engine.block_size),
-            "--ledger",
-            str(state / f"{name}.ledger"),
-        ]
+        arguments += ["--block-size", str(engine.block_size)]
+        arguments += ["--ledger", str(state / f"{name}.ledger")]
         arguments += ["--endpoint", engine.endpoint] if engine.endpoint else []
         arguments += ["--ranks", ranks] if ranks else []
         parts.append(_part("engine", arguments, name))
@@ -167,17 +159,27 @@ def _policies(config: ClusterConfig, path: Path | None) -> list[tuple[str, int, 
     parse = plugins.load("parts", "policy-spec")
     found = []
     for place, policy in enumerate(config.policy):
+        setting = f"policy[{place}].policy"
         try:
             made = parse(policy.policy).make()
         except ConfigError as error:
-            at = where(path, f"policy[{place}].policy") if path is not None else "default"
-            raise ConfigError(f"{at}: {error}") from error
+            raise ConfigError(f"{_at(path, setting)}: {error}") from error
         if len(made) != 1:
-            at = where(path, f"policy[{place}].policy") if path is not None else "default"
+            at = _at(path, setting)
             raise ConfigError(f"{at}: {policy.policy!r}, expected one policy in each [[policy]]")
         rank = len(config.policy) - place if policy.rank is None else policy.rank
         found.append((policy.name or made[0].name, rank, policy.policy))
     return found
+
+
+def _base(path: Path | None) -> Path:
+    """Where relative paths of a configuration begin."""
+    return Path() if path is None else path.parent
+
+
+def _at(path: Path | None, setting: str) -> str:
+    """Where a setting stands, for an error."""
+    return "default" if path is None else where(path, setting)
 
 
 def _part(kind: str, arguments: list[str], name: str | None = None) -> Part:
@@ -187,13 +189,11 @@ def _part(kind: str, arguments: list[str], name: str | None = None) -> Part:
 
 async def _tell_when_ready(url: str, config: ClusterConfig, path: Path | None) -> None:
     expected = set(engine_names(config))
-    key = None
-    if config.key is not None:
-        key = (path.parent if path is not None else Path()) / config.key
+    key = None if config.key is None else _base(path) / config.key
     with trio.move_on_after(READY_S):
         while True:
             try:
-                async with connected(url, name=f"up-{trio.current_time():.6f}", key=key) as bus:
+                async with connected(url, name=own_name("up"), key=key) as bus:
                     await _hear_engines(bus, expected)
                 _log.info("cluster.ready", bus=url, engines=sorted(engine_names(config)))
                 return
@@ -203,13 +203,9 @@ async def _tell_when_ready(url: str, config: ClusterConfig, path: Path | None) -
 
 
 async def _hear_engines(bus: Bus, expected: set[str]) -> None:
-    views = EngineViews()
     async with bus.subscribe(["state.*.*.capabilities.>"], name="up") as subscription:
         while expected:
             for envelope in await subscription.receive():
-                message = open_body(envelope)
-                if message is not None:
-                    views.apply(envelope, message)
                 expected.discard(envelope.key.engine or "")
 
 

@@ -1,12 +1,11 @@
 """``hear run policy``: policies in a process of their own, on a running bus."""
 
 import argparse
-import os
-import sys
 
 import structlog
 import trio
 
+from hear import plugins
 from hear.cli import Command
 from hear.clock import new_epoch
 from hear.connection import add_bus_arguments, check_name, connected, run_until_signal
@@ -33,8 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command; 1 if the policy failed."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # so that a policy of one's own is found where one stands
+    plugins.look_here()
     made = parse(namespace.policy).make()
     if len(made) != 1:
         raise PluginError(

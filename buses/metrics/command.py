@@ -2,14 +2,13 @@
 
 import argparse
 import logging
-import os
 import sys
 from functools import partial
 
 import trio
 
 from hear.cli import Command
-from hear.connection import add_bus_arguments, connected
+from hear.connection import add_bus_arguments, connected, own_name
 from hear.connection import run as run_until_signal
 from hear.errors import ConfigError
 
@@ -52,7 +51,7 @@ def run(namespace: argparse.Namespace) -> int:
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
     async def main() -> int:
-        name = f"metrics-{os.getpid()}"
+        name = own_name("metrics")
         async with (
             connected(namespace.bus, name=name, key=namespace.key) as bus,
             trio.open_nursery() as nursery,

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 import trio
 
-from hear.buses.mailbox import STEM_TOKENS, Mailbox
+from hear.buses.mailbox import Mailbox, check_stem
 from hear.buses.nng.access import load_key
 from hear.buses.nng.backlog import Bounds
 from hear.buses.nng.frames import (
@@ -148,10 +148,6 @@ class NngBus(trio.abc.AsyncResource):
         """
         if self._closed:
             raise BusError(f"subscription {name!r}: the bus is closed")
-        if capacity < 1:
-            raise LocalProtocolError(
-                f"subscription {name!r}: capacity {capacity}, expected 1 or more"
-            )
         return NngSubscription(self, next(self._numbers), patterns, name, capacity)
 
     def provide_snapshots(self, subject: str, provider: SnapshotProvider) -> None:
@@ -163,14 +159,8 @@ class NngBus(trio.abc.AsyncResource):
         """
         if self._closed:
             raise BusError(f"snapshots of {subject!r}: the bus is closed")
-        Pattern(subject)
-        tokens = subject.split(".")
-        if (
-            len(tokens) != STEM_TOKENS
-            or not {"*", ">"}.isdisjoint(tokens)
-            or tokens[0] not in self._published
-            or len(subject) > MAX_STEM
-        ):
+        check_stem(subject)
+        if subject.partition(".")[0] not in self._published or len(subject) > MAX_STEM:
             raise LocalProtocolError(
                 f"snapshots of {subject[:80]!r}: expected <category>.<tenant>.<instance>.<topic>"
             )

@@ -43,8 +43,7 @@ from hear.buses.nng.frames import (
 )
 from hear.buses.nng.history import HISTORY_BYTES, History
 from hear.buses.nng.joining import MAX_NAME, Admit, Joining, Resume
-from hear.buses.nng.link import Link
-from hear.buses.nng.member import HUB_WINDOW, MEMBER_WINDOW
+from hear.buses.nng.link import HUB_WINDOW, MEMBER_WINDOW, Link
 from hear.buses.nng.peers import Peer, Peers, Subscription
 from hear.buses.nng.questions import (
     Gone,

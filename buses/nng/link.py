@@ -14,6 +14,12 @@ from math import inf
 
 from hear.buses.nng.frames import Frame, Item, encode
 
+MEMBER_WINDOW = 16
+"""Frames on their way to the hub. A client's own socket has a queue for more than these."""
+
+HUB_WINDOW = 3
+"""Frames on their way to one peer. nng holds so many for one connection; more it would drop."""
+
 HEARTBEAT_S = 1.0
 """An end that has nothing to say says so this often."""
 

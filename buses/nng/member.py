@@ -35,14 +35,8 @@ from hear.buses.nng.frames import (
     decode,
     encode,
 )
-from hear.buses.nng.link import Link
+from hear.buses.nng.link import HUB_WINDOW, MEMBER_WINDOW, Link
 from hear.errors import BusError, RemoteProtocolError
-
-MEMBER_WINDOW: Final = 16
-"""Frames on their way to the hub. A client's own socket has a queue for more than these."""
-
-HUB_WINDOW: Final = 3
-"""Frames on their way to one peer. nng holds so many for one connection; more it would drop."""
 
 HELLO_S: Final = 0.1
 """Time between two attempts to join."""
@@ -256,11 +250,11 @@ class Member:
         """Messages that wait to be sent."""
         return len(self._backlog)
 
+    # -- pieces -------------------------------------------------------------------------------
+
     @staticmethod
     def _new_link(now: float) -> Link:
         return Link(window=MEMBER_WINDOW, owe_most=HUB_WINDOW - 1, now=now)
-
-    # -- pieces -------------------------------------------------------------------------------
 
     def _may_send_more(self) -> bool:
         # Twice what the hub keeps for a reader, so that it cuts one off that takes nothing first.

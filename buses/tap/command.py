@@ -4,7 +4,6 @@ import argparse
 import math
 import os
 import shutil
-import socket
 import sys
 
 from hear import connection
@@ -73,12 +72,14 @@ def run(namespace: argparse.Namespace) -> int:
     to_stderr("warning")
 
     async def main() -> int:
-        async with connection.connected(namespace.bus, name=tap_name(), key=namespace.key) as bus:
+        async with connection.connected(
+            namespace.bus, name=connection.own_name("tap"), key=namespace.key
+        ) as bus:
             await watch(
                 bus,
                 chosen,
                 form,
-                name=tap_name(),
+                name=connection.own_name("tap"),
                 descriptor=sys.stdout.fileno(),
                 encoding=sys.stdout.encoding or "utf-8",
                 history=namespace.history,
@@ -88,11 +89,6 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
 
     return connection.run(main)
-
-
-def tap_name(what: str = "tap") -> str:
-    """A name on the bus that no other watcher has."""
-    return f"{what}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
 
 
 def _form(namespace: argparse.Namespace) -> Form:
@@ -119,7 +115,7 @@ def _run_screen(namespace: argparse.Namespace) -> int:
     # Textual draws on standard error, so that standard output stays free.
     if not all(stream and stream.isatty() for stream in (sys.stdin, sys.__stderr__)):
         raise ConfigError("--screen: this is no terminal; without it hear tap prints lines")
-    name = tap_name()
+    name = connection.own_name("tap")
     return show(
         lambda: connection.connected(namespace.bus, name=name, key=namespace.key), name=name
     )

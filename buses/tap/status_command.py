@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from hear import connection, plugins
-from hear.buses.tap.command import tap_name
 from hear.buses.tap.lines import printable
 from hear.buses.tap.status import LOOK_S, EngineStatus, PolicyStatus, Status, look, to_json
 from hear.cli import Command
@@ -28,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command; 2 if nobody is there."""
-    name = tap_name("status")
+    name = connection.own_name("status")
     to_stderr("warning")
 
     async def main() -> int:

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -41,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="seconds",
-        type=_seconds,
+        type=connection.positive_seconds,
         default=math.inf,
         metavar="SECONDS",
         help="how long to follow it (until it ends)",
@@ -82,7 +81,7 @@ def _from_recording(namespace: argparse.Namespace) -> int:
 
 
 async def _from_bus(namespace: argparse.Namespace) -> int:
-    name = f"why-{os.getpid()}"
+    name = connection.own_name("why")
     async with connection.connected(namespace.bus, name=name, key=namespace.key) as bus:
         if not hasattr(bus, "history"):
             raise ConfigError(
@@ -158,16 +157,6 @@ class Told(msgspec.Struct, frozen=True):
     summary: Sequence[str]
     notes: Sequence[str]
     facts: Story
-
-
-def _seconds(word: str) -> float:
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"got {word!r}, expected a positive number of seconds")
-    return seconds
 
 
 COMMAND = Command("the story of one request: why it waited, and for whom", configure, run)

@@ -16,12 +16,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hear import plugins
-from hear.cli import Command
+from hear.cli import Command, give_up_output
 from hear.errors import ConfigError
 from hear.harnesses.replay import recorded
 from hear.harnesses.replay.nearest import nearest_profile
 from hear.harnesses.replay.output import check_outputs, write_whole
-from hear.harnesses.replay.plan import Plan, Run, Source
+from hear.harnesses.replay.plan import Plan, Run, Source, parse_window
 from hear.harnesses.replay.processes import run_all
 from hear.harnesses.replay.recorded import SUFFIX
 from hear.harnesses.replay.report import write_report
@@ -124,8 +124,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command; 0 if every run kept its promises, 130 after Ctrl-C."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # so that a policy of one's own is found where one stands
+    plugins.look_here()
     to_stderr("warning")
     plan = _plan(namespace)
     asked = (namespace.json, namespace.report, namespace.record)
@@ -180,8 +179,7 @@ def _print(results: Sequence[RunResult], errors: list[str]) -> None:
         sys.stdout.flush()
     except OSError as error:
         errors.append(f"the table cannot be printed: {error.strerror}")
-        # What is left in the buffer would fail again as Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_output()
 
 
 def _as_json(rows: Sequence[Row]) -> bytes:
@@ -248,7 +246,7 @@ def _plan(namespace: argparse.Namespace) -> Plan:
         source=Source(
             name="recorded" if recording is not None else namespace.workload,
             loop=getattr(namespace, "loop", "closed"),
-            window=None if window is None else _window(window),
+            window=None if window is None else parse_window(window),
             task=getattr(namespace, "task", "fitted"),
             **options,
         ),
@@ -326,17 +324,6 @@ def _seed(word: str) -> int:
     if not 0 <= seed < 2**63:
         raise ConfigError(f"--seed {word!r}: expected whole numbers from 0 to below 2**63")
     return seed
-
-
-def _window(text: str) -> tuple[float, float]:
-    start, colon, seconds = text.partition(":")
-    try:
-        begin, length = float(start), float(seconds)
-    except ValueError:
-        begin = length = math.nan
-    if not colon or not (begin >= 0 and length > 0):
-        raise ConfigError(f"--window {text!r}: expected START:SECONDS, as in 0:900")
-    return begin, begin + length
 
 
 def _positive(word: str) -> int:

@@ -153,3 +153,19 @@ def execute(run: Run, progress: Callable[[int], None]) -> RunResult:
             progress=progress,
             tap=tap,
         )
+
+
+def parse_window(text: str) -> tuple[float, float]:
+    """Begin and end, in seconds, of a slice of a trace that is given as START:SECONDS.
+
+    Raises:
+        ConfigError: it is no such slice.
+    """
+    start, colon, seconds = text.partition(":")
+    try:
+        begin, length = float(start), float(seconds)
+    except ValueError:
+        begin = length = math.nan
+    if not colon or not (begin >= 0 and length > 0):
+        raise ConfigError(f"--window {text!r}: expected START:SECONDS, as in 0:900")
+    return begin, begin + length

@@ -127,7 +127,7 @@ def test_bounds_are_those_of_the_code() -> None:
     assert said["history"] == f"{history.HISTORY_BYTES // mebi} MiB"
     assert said["peers with one key"] == f"{joining.MAX_PEERS:,}"
     assert said["a name; a stem"] == f"{joining.MAX_NAME} letters; {frames.MAX_STEM:,} letters"
-    assert f"{member.MEMBER_WINDOW} frames of a client and {member.HUB_WINDOW} of the hub" in TEXT
+    assert f"{link.MEMBER_WINDOW} frames of a client and {link.HUB_WINDOW} of the hub" in TEXT
 
 
 def test_the_document_is_of_the_version_that_the_code_speaks() -> None:

@@ -25,7 +25,8 @@ from hear.buses.nng.frames import (
     decode,
     encode,
 )
-from hear.buses.nng.member import HELLO_S, MEMBER_WINDOW, Member
+from hear.buses.nng.link import MEMBER_WINDOW
+from hear.buses.nng.member import HELLO_S, Member
 from hear.errors import BusError
 
 RELIABLE = "outcome.default.e.operation_outcome"
