@@ -5,8 +5,6 @@ control means is decided by ``hear.intake``; what it does, by the backend. If th
 worker goes on without it: the engine serves, in its own order, and nobody is told.
 """
 
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
 from math import inf
 
 import structlog
@@ -14,9 +12,10 @@ import trio
 from msgspec.structs import replace
 
 from hear.blocks import HASH_BYTES
+from hear.control_reader import ControlReader
 from hear.delivery import Sequencer
 from hear.engines.ledger import Ledger
-from hear.errors import BusError, EngineError, LaggedError
+from hear.errors import BusError, EngineError
 from hear.intake import Intake, Step
 from hear.messages import (
     DEFAULT_TENANT,
@@ -29,8 +28,8 @@ from hear.messages import (
     ResidencySnapshot,
 )
 from hear.operation import Operation
-from hear.seams import Bus, EngineBackend, Report, Subscription, Verdict
-from hear.subjects import stem, token
+from hear.seams import Bus, EngineBackend, Report, Verdict
+from hear.subjects import stem
 
 _log = structlog.get_logger("hear.worker")
 
@@ -120,8 +119,9 @@ class EngineWorker:
         ):
             subject = stem("state", self._tenant, self._key, kind)
             self._bus.provide_snapshots(subject, provider)
-        async with AsyncExitStack() as stack:
-            controls = await stack.enter_async_context(self._subscribe())
+        async with ControlReader(
+            self._bus, self._intake, self._carry_out, tenant=self._tenant
+        ) as controls:
             self._introduce()
             if self._ledger is not None:
                 # The last worker may have been killed between noting an end and telling of it.
@@ -131,38 +131,18 @@ class EngineWorker:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._serve, nursery.cancel_scope)
                     task_status.started()
-                    await self._listen(controls, stack)
+                    await self._listen(controls)
             finally:
                 self._carry_out(self._intake.shut("engine_stopped"))
         if self._failure is not None:
             raise self._failure
 
-    def _subscribe(self) -> Subscription:
-        pattern = f"control.{token(self._tenant)}.{token(self.name)}.>"
-        return self._bus.subscribe([pattern], name=self.name, capacity=65_536)
-
-    async def _listen(self, controls: Subscription, stack: AsyncExitStack) -> None:
+    async def _listen(self, controls: ControlReader) -> None:
         try:
-            while True:
-                try:
-                    await self._take_in(controls)
-                except LaggedError as error:
-                    _log.error("controls.lost", engine=self.name, error=str(error))
-                    await stack.aclose()
-                    controls = await stack.enter_async_context(self._subscribe())
+            await controls.run()
         except BusError as error:
             self._lose_bus(error)
             await trio.sleep_forever()
-
-    async def _take_in(self, controls: Subscription) -> None:
-        while True:
-            batch: Iterable[Envelope] = ()
-            with trio.move_on_at(self._intake.next_expiry() or inf):
-                batch = await controls.receive()
-            now = trio.current_time()
-            for envelope in batch:
-                self._carry_out(self._intake.receive(envelope, now))
-            self._carry_out(self._intake.expire(now))
 
     async def _serve(self, scope: trio.CancelScope) -> None:
         restarts = 0

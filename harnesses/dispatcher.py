@@ -7,17 +7,16 @@ may say where it should go; if none does, or there is no bus, it goes where it w
 without them: to the engines in turn. It must not know what makes an engine a good choice.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import replace as replaced
-from math import inf
 
 import structlog
 import trio
 from msgspec.structs import replace
 
+from hear.control_reader import ControlReader
 from hear.delivery import Sequencer
-from hear.errors import BusError, ConfigError, EngineError, LaggedError
+from hear.errors import BusError, ConfigError, EngineError
 from hear.intake import Intake, Step
 from hear.messages import (
     DEFAULT_TENANT,
@@ -35,10 +34,9 @@ from hear.seams import (
     InferenceRequest,
     InferenceResult,
     OperationEnded,
-    Subscription,
     Verdict,
 )
-from hear.subjects import stem, token
+from hear.subjects import stem
 
 _log = structlog.get_logger("hear.dispatcher")
 
@@ -231,19 +229,14 @@ class Dispatcher:
             raise BusError(f"{self.name}: there is no bus to join")
         subject = stem("state", self._tenant, self._key, "capabilities_reported")
         self._bus.provide_snapshots(subject, self._capabilities)
-        async with AsyncExitStack() as stack:
-            controls = await stack.enter_async_context(self._subscribe(self._bus))
+        async with ControlReader(
+            self._bus, self._intake, self._carry_out, tenant=self._tenant
+        ) as controls:
             self._listening = True
             self.announce()
             try:
                 task_status.started()
-                while True:
-                    try:
-                        await self._take_in(controls)
-                    except LaggedError as error:
-                        _log.error("controls.lost", engine=self.name, error=str(error))
-                        await stack.aclose()
-                        controls = await stack.enter_async_context(self._subscribe(self._bus))
+                await controls.run()
             except BusError as error:
                 self._lose_bus(error)
                 await trio.sleep_forever()
@@ -252,20 +245,6 @@ class Dispatcher:
                 self._listening = False
                 for held in self._held.values():
                     held.route = None
-
-    def _subscribe(self, bus: Bus) -> Subscription:
-        pattern = f"control.{token(self._tenant)}.{token(self.name)}.>"
-        return bus.subscribe([pattern], name=self.name, capacity=65_536)
-
-    async def _take_in(self, controls: Subscription) -> None:
-        while True:
-            batch: Iterable[Envelope] = ()
-            with trio.move_on_at(self._intake.next_expiry() or inf):
-                batch = await controls.receive()
-            now = trio.current_time()
-            for envelope in batch:
-                self._carry_out(self._intake.receive(envelope, now))
-            self._carry_out(self._intake.expire(now))
 
     def _capabilities(self) -> list[Envelope]:
         offered = CapabilitiesReported(controls=("route",), targets=tuple(self._engines))

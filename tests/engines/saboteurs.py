@@ -13,6 +13,7 @@ from hear import intake
 from hear.arbitration import Arbiter
 from hear.arbitration import Verdict as Claim
 from hear.codec import KINDS, encode_body, open_body
+from hear.control_reader import ControlReader
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.controls import Controls
 from hear.engines.simulated.kv_cache import KvCache
@@ -473,11 +474,13 @@ def _acts_on_intent(act: Callable[[Envelope], Control | None]) -> Saboteur:
             )
             return receive(self, inferred, now)
 
-        def subscribe(self: EngineWorker) -> Any:
-            return self._bus.subscribe(["control.>", "intent.>"], name=self.name, capacity=65_536)
+        async def subscribe(self: ControlReader) -> Any:
+            patterns = ["control.>", "intent.>"]
+            subscription = self._bus.subscribe(patterns, name="curious", capacity=65_536)
+            return await self._stack.enter_async_context(subscription)
 
         patch.setattr(Intake, "receive", sabotaged)
-        patch.setattr(EngineWorker, "_subscribe", subscribe)
+        patch.setattr(ControlReader, "_subscribe", subscribe)
 
     return sabotage
 
