@@ -225,11 +225,6 @@ class Mailbox:
         """What it subscribes to."""
         return tuple(pattern.text for pattern in self._patterns)
 
-    @property
-    def capacity(self) -> int:
-        """Most unread messages of each class."""
-        return self._capacity
-
     def covers(self, scope: str) -> bool:
         """Whether messages of a stem may match."""
         return any(pattern.covers(scope) for pattern in self._patterns)
