@@ -189,6 +189,8 @@ class EngineWorker:
             self._publish(ResidencyChanged(changes=tuple(report.blocks)), self._key)
         if report.queue is not None:
             self._publish(report.queue, self._key)
+        for operation, verdict in report.verdicts:
+            self._carry_out(self._intake.verdict(operation, verdict))
         for event in report.operations:
             self._carry_out(self._intake.ended(event))
         for key, outcome in report.requests:
@@ -210,7 +212,11 @@ class EngineWorker:
         for answer in step.answers:
             self._publish(answer.outcome, self._at_home(answer.key))
         for operation in step.apply:
-            self._carry_out(self._intake.applied(operation, self._apply(operation)))
+            verdict = self._apply(operation)
+            if verdict is None:
+                self._intake.handed_over(operation)
+            else:
+                self._carry_out(self._intake.applied(operation, verdict))
 
     def _keep(self, ledger: Ledger, step: Step) -> None:
         """Write down what is about to be told and done."""
@@ -224,7 +230,7 @@ class EngineWorker:
             self._ledger = None
             _log.error("ledger.lost", engine=self.name, path=str(ledger.path), error=str(error))
 
-    def _apply(self, operation: Operation) -> Verdict:
+    def _apply(self, operation: Operation) -> Verdict | None:
         try:
             return self._backend.apply(operation)
         except EngineError as error:

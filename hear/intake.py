@@ -275,6 +275,15 @@ class Intake:
             self._drop_claim(operation)
         return step
 
+    def handed_over(self, operation: Operation) -> None:
+        """The backend has an operation and will say ``applied`` later, in time or not."""
+        self._arm(operation)
+
+    def verdict(self, operation_id: str, verdict: Verdict) -> Step:
+        """The verdict on an operation that was handed over; of no use if it has ended since."""
+        operation = self._open.get(operation_id)
+        return Step() if operation is None else self.applied(operation, verdict)
+
     def ended(self, event: OperationEnded) -> Step:
         """The backend reports the end of an operation that it had accepted."""
         step = Step()

@@ -182,9 +182,14 @@ class OperationEnded(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """What happened in an engine since its last report. ``arrived`` holds keys of new requests."""
+    """What happened in an engine since its last report.
+
+    ``arrived`` holds keys of new requests; ``verdicts`` what became of operations, by id, of which
+    ``EngineBackend.apply`` could not tell at once.
+    """
 
     arrived: list[Key] = field(default_factory=list)
+    verdicts: list[tuple[str, Verdict]] = field(default_factory=list)
     blocks: list[BlockChange] = field(default_factory=list)
     queue: QueueChanged | None = None
     operations: list[OperationEnded] = field(default_factory=list)
@@ -214,8 +219,12 @@ class EngineBackend(Protocol):
         """All resident blocks, as chains, in any order."""
         ...
 
-    def apply(self, operation: Operation) -> Verdict:
-        """Carry out a control, or begin to."""
+    def apply(self, operation: Operation) -> Verdict | None:
+        """Carry out a control, or begin to.
+
+        None if only the engine's own thread can tell how it goes: the verdict then comes in a
+        ``Report``, in the order in which operations were handed over, or the deadline passes.
+        """
         ...
 
     def revert(self, operation: Operation) -> None:

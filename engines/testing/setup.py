@@ -118,7 +118,7 @@ class WatchedBackend:
     def residency(self) -> Iterable[BlocksStored]:
         return self._inner.residency()
 
-    def apply(self, operation: Operation) -> Verdict:
+    def apply(self, operation: Operation) -> Verdict | None:
         self.applied[operation.id] += 1
         verdict = self._inner.apply(operation)
         self._check()

@@ -46,7 +46,7 @@ class Backend:
     """Says what it is told to say, and notes what it is asked to do."""
 
     def __init__(self) -> None:
-        self.verdicts: dict[str, Verdict | Exception] = {}
+        self.verdicts: dict[str, Verdict | Exception | None] = {}
         self.calls: list[tuple[str, str]] = []
         self.chains: list[BlocksStored] = []
         self.runs = 0
@@ -71,7 +71,7 @@ class Backend:
     def residency(self) -> Iterable[BlocksStored]:
         return self.chains
 
-    def apply(self, operation: Operation) -> Verdict:
+    def apply(self, operation: Operation) -> Verdict | None:
         kind = type(operation.control).__name__
         self.calls.append(("apply", kind))
         verdict = self.verdicts.get(kind, Verdict("completed"))
@@ -281,6 +281,35 @@ async def test_a_control_that_is_replaced_is_reverted_before_the_new_one_is_appl
         assert b.outcomes(new)[-1] == ("failed", "cancelled")
         assert b.outcomes(undo) == [("completed", "")]
         assert b.backend.calls[-1] == ("revert", "BoundWait")
+
+
+async def test_a_backend_may_give_its_verdict_later(autojump_clock: MockClock) -> None:
+    async with bench() as b:
+        b.backend.report(arrived("r"))
+        b.backend.verdicts["Prioritise"] = None
+        refused = b.send(Prioritise(priority=1), request="r")
+        await b.settle()
+        assert b.outcomes(refused) == []
+        b.backend.report(Report(verdicts=[(refused, Verdict("rejected", "already_running"))]))
+        await b.settle()
+        assert b.outcomes(refused) == [("rejected", "already_running")]
+        assert b.worker.num_open == 0
+
+
+async def test_a_verdict_that_does_not_come_is_not_waited_for_beyond_the_deadline(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench() as b:
+        b.backend.report(arrived("r"))
+        b.backend.verdicts["Prioritise"] = None
+        deadline_s = trio.current_time() + 2.0
+        late = b.send(Prioritise(priority=1, deadline_s=deadline_s), request="r")
+        await trio.sleep(2.1)
+        assert b.outcomes(late) == [("failed", "deadline")]
+        assert b.backend.calls[-1] == ("revert", "Prioritise")
+        b.backend.report(Report(verdicts=[(late, Verdict("completed"))]))
+        await b.settle()
+        assert b.outcomes(late) == [("failed", "deadline")]
 
 
 async def test_deadlines_pass_while_no_message_comes(autojump_clock: MockClock) -> None:
