@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from hear.blocks import pack
+from hear.engines.residents import chains_of
 from hear.engines.simulated.eviction import EvictionOrder
 from hear.engines.simulated.leases import LeaseBook
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored, TierPressure
@@ -107,7 +108,7 @@ class KvCache:
         """All resident blocks, as chains."""
         for tier, held in ((GPU, self.on_gpu), (CPU, self.on_cpu)):
             present = [block for block in self._parents if held(block)]
-            yield from _chains(tier, ((block, self._parents[block]) for block in present))
+            yield from chains_of(tier, ((block, self._parents[block]) for block in present))
 
     def drain_changes(self) -> list[BlockChange]:
         """The changes of residency since this was last asked, as few and as long as may be."""
@@ -121,7 +122,7 @@ class KvCache:
                 end += 1
             run = rows[start:end]
             if stored:
-                changes.extend(_chains(tier, ((block, parent) for _, _, block, parent in run)))
+                changes.extend(chains_of(tier, ((block, parent) for _, _, block, parent in run)))
             else:
                 removed = pack(block for _, _, block, _ in run)
                 changes.append(BlocksRemoved(tier=tier, prefix_hashes=removed))
@@ -273,18 +274,3 @@ class KvCache:
         if not (self.on_gpu(block) or block in self._cpu or block in self._storing_blocks):
             del self._parents[block]
             self._on_lost(block)
-
-
-def _chains(tier: str, blocks: Iterable[tuple[int, int | None]]) -> Iterable[BlocksStored]:
-    """Join neighbours that follow each other into chains."""
-    run: list[int] = []
-    first_parent: int | None = None
-    for block, parent in blocks:
-        if run and parent != run[-1]:
-            yield BlocksStored(tier=tier, parent=first_parent, prefix_hashes=pack(run))
-            run = []
-        if not run:
-            first_parent = parent
-        run.append(block)
-    if run:
-        yield BlocksStored(tier=tier, parent=first_parent, prefix_hashes=pack(run))
