@@ -11,9 +11,9 @@ from math import inf
 import trio
 
 from hear.blocks import pack
+from hear.engines.leases import LeaseBook
 from hear.engines.simulated.controls import Controls, ServedContext
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
-from hear.engines.simulated.leases import LeaseBook
 from hear.engines.simulated.profile import EngineProfile, load_profile
 from hear.engines.simulated.reporting import (
     MODES,
@@ -62,7 +62,7 @@ class SimulatedEngine:
 
     def _start_empty(self) -> None:
         limits = self.profile.scheduler
-        self._leases = LeaseBook(limits.retention_decay_s)
+        self._leases: LeaseBook[str] = LeaseBook(limits.retention_decay_s)
         self.cache = KvCache(
             num_gpu_blocks=self.profile.num_blocks(GPU, self.block_size),
             num_cpu_blocks=self.profile.num_blocks(CPU, self.block_size),

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hear.blocks import unpack
+from hear.engines.leases import Lease, LeaseBook
 from hear.engines.simulated.kv_cache import KvCache
-from hear.engines.simulated.leases import Lease, LeaseBook
 from hear.engines.simulated.placement import Placement
 from hear.engines.simulated.profile import Scheduler as Limits
 from hear.engines.simulated.reporting import MODES
@@ -54,7 +54,7 @@ class Controls:
         limits: Limits,
         scheduler: Scheduler,
         cache: KvCache,
-        leases: LeaseBook,
+        leases: LeaseBook[str],
         requests: dict[str, SimRequest],
         contexts: dict[str, ServedContext],
         submit: Callable[[InferenceRequest], SimRequest],
@@ -223,7 +223,7 @@ class Controls:
             self._cache.rerank(served.blocks)
         return DONE
 
-    def end_lease(self, lease: Lease, status: str, reason: str, detail: str = "") -> None:
+    def end_lease(self, lease: Lease[str], status: str, reason: str, detail: str = "") -> None:
         """A lease is over, and its blocks go back in line."""
         self._cache.rerank(self._leases.drop(lease))
         self._end(lease.operation, status, reason, detail)

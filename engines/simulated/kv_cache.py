@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from hear.blocks import pack
+from hear.engines.eviction import EvictionOrder
+from hear.engines.leases import LeaseBook
 from hear.engines.residents import chains_of
-from hear.engines.simulated.eviction import EvictionOrder
-from hear.engines.simulated.leases import LeaseBook
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored, TierPressure
 
 GPU: Final = "gpu"
@@ -31,7 +31,7 @@ class KvCache:
         num_cpu_blocks: int,
         inclusive: bool,
         block_transfer_s: float,
-        leases: LeaseBook,
+        leases: LeaseBook[str],
         on_lost: Callable[[int], None],
     ) -> None:
         """``on_lost`` is told of each block that has just left its last tier."""

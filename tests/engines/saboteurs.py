@@ -14,10 +14,10 @@ from hear.arbitration import Arbiter
 from hear.arbitration import Verdict as Claim
 from hear.codec import KINDS, encode_body, open_body
 from hear.control_reader import ControlReader
+from hear.engines.leases import LeaseBook
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.controls import Controls
 from hear.engines.simulated.kv_cache import KvCache
-from hear.engines.simulated.leases import LeaseBook
 from hear.engines.simulated.placement import Placement
 from hear.engines.simulated.reporting import outcome_of
 from hear.engines.simulated.request import SimRequest
@@ -206,7 +206,7 @@ def leases_rank_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LEASE-2")
 def scores_count_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("hear.engines.simulated.leases.log", lambda score: 0.0)
+    patch.setattr("hear.engines.leases.log", lambda score: 0.0)
 
 
 @breaks("HEAR-LEASE-3", "HEAR-LEASE-4", "HEAR-EFFECT-11", "HEAR-CLAIM-7")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hear.blocks import unpack
+from hear.engines.leases import Lease, LeaseBook
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
-from hear.engines.simulated.leases import Lease, LeaseBook
 from hear.messages import BlocksRemoved, BlocksStored
 from hear.residency import ResidencyDirectory
 from tests.engines.builders import hashes_of
@@ -23,7 +23,7 @@ class Cache(KvCache):
 
     def __init__(self, gpu: int, cpu: int = 0, *, inclusive: bool = True) -> None:
         self.lost: list[int] = []
-        self.leases = LeaseBook(400.0)
+        self.leases: LeaseBook[str] = LeaseBook(400.0)
         super().__init__(
             num_gpu_blocks=gpu,
             num_cpu_blocks=cpu,
