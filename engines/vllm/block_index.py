@@ -27,7 +27,8 @@ class BlockIndex(BlockHashToBlockMap):
 
     def __init__(self) -> None:
         super().__init__()
-        self._blocks: dict[int, dict[int, Any]] = {}
+        # A block itself where it is the only one, so that there is little to collect for the GC.
+        self._blocks: dict[int, Any] = {}
 
     @classmethod
     def of(cls, pool: Any) -> Self:
@@ -50,20 +51,32 @@ class BlockIndex(BlockHashToBlockMap):
 
     def named(self, block_hash: int) -> Mapping[int, Any]:
         """The blocks that a HEAR hash names, by block id; not to be kept or changed."""
-        return self._blocks.get(block_hash, _NONE)
+        named = self._blocks.get(block_hash)
+        if type(named) is dict:
+            return named
+        return _NONE if named is None else {named.block_id: named}
 
     def insert(self, key: bytes, block: Any) -> None:
         """A block has become full."""
         super().insert(key, block)
-        self._blocks.setdefault(hear_hash(key), {})[block.block_id] = block
+        block_hash = int.from_bytes(key[-12:-4], "big")  # hear_hash, without the call
+        named = self._blocks.setdefault(block_hash, block)
+        if named is block:
+            return
+        if type(named) is not dict:
+            named = self._blocks[block_hash] = {named.block_id: named}
+        named[block.block_id] = block
 
     def pop(self, key: bytes, block_id: int) -> Any:
         """A block no longer holds this content."""
         block = super().pop(key, block_id)
         if block is not None:
-            block_hash = hear_hash(key)
-            # Of one block two hashes may be alike in their low bits, and then the first takes all.
-            named = self._blocks.get(block_hash, {})
-            if named.pop(block_id, None) is not None and not named:
-                del self._blocks[block_hash]
+            block_hash = int.from_bytes(key[-12:-4], "big")
+            named = self._blocks.pop(block_hash, block)
+            if named is not block:
+                # Several, or (hashes of one block that are alike in their low bits) another one.
+                if type(named) is dict:
+                    named.pop(block_id, None)
+                if named:
+                    self._blocks[block_hash] = named
         return block

@@ -115,8 +115,12 @@ class RetentionQueue(FreeKVCacheBlockQueue, Generic[C]):
         Raises:
             RuntimeError: it is not here.
         """
-        if block.next_free_block is not None:
-            self._unlink(block)
+        after = block.next_free_block
+        if after is not None:  # as _unlink does, without the call: this is for each reused block
+            before = block.prev_free_block
+            before.next_free_block = after
+            after.prev_free_block = before
+            block.prev_free_block = block.next_free_block = None
         elif block.block_id in self._apart:
             self._apart.discard(block.block_id)
         else:
