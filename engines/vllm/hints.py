@@ -195,7 +195,7 @@ def _hint(where: str, action: Any) -> Hint:
         payload = msgspec.convert(action.payload, payload_type)
     except msgspec.ValidationError as error:
         raise RemoteProtocolError(
-            f"{where}: payload of {action.action_type}: {_line(error)}; got {_shown(action.payload)}"
+            f"{where}: {action.action_type}: {_line(error)}; got payload {_shown(action.payload)}"
         ) from None
     values = {name: getattr(payload, name) for name in payload.__struct_fields__}
     key = Key(operation=action.action_id, **{name: values.pop(name) for name in _KEY_FIELDS})
