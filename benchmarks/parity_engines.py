@@ -15,13 +15,11 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from benchmarks.parity_workload import Arrival, Workload
-from hear.blocks import unpack
 from hear.engines.leases import LeaseBook
 from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.profile import Scheduler as Limits
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler
-from hear.messages import BlocksRemoved
 from hear.seams import InferenceRequest
 
 
@@ -57,14 +55,7 @@ class Simulated:
 
     def __init__(self, workload: Workload) -> None:
         self._block_size = workload.block_size
-        self._cache = KvCache(
-            num_gpu_blocks=workload.num_blocks,
-            num_cpu_blocks=0,
-            inclusive=True,
-            block_transfer_s=0.0,
-            leases=LeaseBook[str](400.0),
-            on_lost=lambda block: None,
-        )
+        self._cache = _ToldCache(workload.num_blocks)
         limits = Limits(
             max_num_seqs=workload.max_num_seqs,
             max_num_batched_tokens=workload.max_num_batched_tokens,
@@ -95,6 +86,7 @@ class Simulated:
         """Go one step."""
         self._now += 1.0
         self._scheduler.victims.clear()
+        self._cache.evicted.clear()
         before = {request.id for request in self._scheduler.running}
         plan = self._scheduler.schedule(self._now)
         if plan is None:
@@ -106,11 +98,29 @@ class Simulated:
             for request, _ in plan.shares
             if request.id not in before or request.id in step.preempted
         ]
-        for change in self._cache.drain_changes():
-            if isinstance(change, BlocksRemoved):
-                step.evicted.extend(unpack(change.prefix_hashes))
+        step.evicted = list(self._cache.evicted)
+        self._cache.drain_changes()
         step.ended = [request.id for request in self._scheduler.finish_step(plan, self._now)]
         return step
+
+
+class _ToldCache(KvCache):
+    """Tells of each block that it gives up, also where a copy stays, as vLLM's events do."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(
+            num_gpu_blocks=num_blocks,
+            num_cpu_blocks=0,
+            inclusive=True,
+            block_transfer_s=0.0,
+            leases=LeaseBook[str](400.0),
+            on_lost=lambda block: None,
+        )
+        self.evicted: list[int] = []
+
+    def _evicted(self, name: int, now: float) -> None:
+        self.evicted.append(self._copied.get(name, name))
+        super()._evicted(name, now)
 
 
 class _ToldScheduler(Scheduler):
