@@ -90,6 +90,7 @@ class AttachedEngine:
         self._untold: deque[Report] = deque(maxlen=_UNTOLD)
         self._report: Callable[[Report], None] | None = None
         self._lost = False
+        self._back = trio.Event()
         self._doubt = trio.Event()
 
     # -- what it says of the server -----------------------------------------------------------
@@ -187,7 +188,10 @@ class AttachedEngine:
     # -- the data path ------------------------------------------------------------------------
 
     async def generate(self, request: InferenceRequest) -> InferenceResult:
-        """Send a request and wait for its last token, or for its refusal."""
+        """Send a request and wait for its last token, or for its refusal.
+
+        While the server is known to be away, its requests wait for it.
+        """
         return (await self.complete(request)).result
 
     async def complete(self, request: InferenceRequest) -> Completion:
@@ -200,6 +204,9 @@ class AttachedEngine:
         if self._prompt_of is None:
             raise EngineError(f"request {request.id!r}: no prompts are known here (prompt_of)")
         prompt = self._prompt_of(request)
+        with trio.move_on_after(self._answer_s):
+            while self._lost:
+                await self._back.wait()
         own = self._own.begin(request)
         self._tell(
             Report(
@@ -280,6 +287,8 @@ class AttachedEngine:
         """
         if self._lost:
             await self._come_back()
+            self._lost = False
+            self._back.set()
             report(Report(residency_anew=True, capabilities=self.capabilities()))
         self._told_scheme = self._follower.scheme
         self._report = report
@@ -298,6 +307,7 @@ class AttachedEngine:
 
     def _lose(self) -> None:
         self._lost = True
+        self._back = trio.Event()
         self._report = None
         self._follower = self._new_follower()
         self._kept.clear()
@@ -314,7 +324,6 @@ class AttachedEngine:
         self._page = self._first_page = self._facts.page
         self._follower = self._new_follower()
         self._doubt = trio.Event()
-        self._lost = False
 
     def _new_follower(self) -> KvFollower:
         facts = self._facts

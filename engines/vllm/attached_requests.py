@@ -200,18 +200,17 @@ async def converse(
             )
         own.sent = True
         on_sent()
-        ended = False
+        ended = readable = False
+        # To its end in any case: httpx leaves the generators behind a broken-off loop to chance.
         async for line in answer.aiter_lines():
-            if not line.startswith("data: "):
-                continue
             if line == "data: [DONE]":
                 ended = True
-                break
-            if not _take(own, line, on_first):
-                return RequestOutcome(status="failed", reason="engine_error")
+            elif line.startswith("data: ") and not ended:
+                readable = _take(own, line, on_first)
+                ended = not readable
     if not ended:
-        raise httpx.RemoteProtocolError("the answer ended before its end")
-    return _completed(own)
+        raise httpx.RemoteProtocolError("the answer broke off")
+    return _completed(own) if readable else RequestOutcome(status="failed", reason="engine_error")
 
 
 def _take(own: OwnRequest, line: str, on_first: Callable[[], None]) -> bool:

@@ -237,7 +237,8 @@ class KvFollower:
     """Follows the batches of one server from its first to its last, and keeps what it holds.
 
     ``known`` tells whether ``residents`` are all that the engine holds; else they are what is known
-    of it. ``wants`` is the number from which batches are to be asked for again, if any are.
+    of it. ``next_seq`` is the number of the batch that comes next, None before anything was heard;
+    ``wants`` the one from which batches are to be asked for again, if any are.
     ``scheme`` is how the server hashes blocks, if that could be told (empty: by none known here).
     """
 
@@ -261,7 +262,7 @@ class KvFollower:
         self.unclosed = 0
         self._tiers = set(tiers)
         self._served = served
-        self._next: int | None = None
+        self.next_seq: int | None = None
         self._last_s = 0.0
         self._waiting: Batch | None = None
         self._keeps_batches = False
@@ -278,18 +279,18 @@ class KvFollower:
         except RemoteProtocolError:
             self.reader.left_out["unreadable"] += 1
             number = number_of(frames)
-            if number is not None and number == self._next:
+            if number is not None and number == self.next_seq:
                 self._lose(heard)  # whatever it said; of any other the numbers will tell
-                self._next = number + 1
+                self.next_seq = number + 1
             return heard
         if batch is None:
             return heard
-        if self._next is None:
+        if self.next_seq is None:
             self._begin(batch.seq, heard)
-        assert self._next is not None
-        if batch.seq > self._next:
+        assert self.next_seq is not None
+        if batch.seq > self.next_seq:
             self.gaps += 1
-            self.wants = max(self._next - 1, 0)
+            self.wants = max(self.next_seq - 1, 0)
             self._waiting = batch
         else:
             self._take(batch, heard)
@@ -298,7 +299,7 @@ class KvFollower:
     def check(self) -> None:
         """Ask whether anything was missed since the last batch, and if it is the same server."""
         if self.wants is None:
-            self.wants = max((self._next or 0) - 1, 0)
+            self.wants = max((self.next_seq or 0) - 1, 0)
 
     def replayed(self, messages: Iterable[Sequence[bytes]] | None) -> Heard:
         """Take over what was asked for from ``wants`` on; None if nobody answers.
@@ -311,15 +312,15 @@ class KvFollower:
         waiting, self._waiting = self._waiting, None
         answered = messages is not None
         batches = self._readable(messages or (), heard)
-        if self._next is None:
+        if self.next_seq is None:
             if batches or (answered and not self._served):  # where there were none, 0 comes next
                 self._begin(batches[0].seq if batches else 0, heard)
-        elif answered and first is not None and self._next > 0:
+        elif answered and first is not None and self.next_seq > 0:
             self._recognise(batches)
         self._keeps_batches = self._keeps_batches or bool(batches)
         for batch in batches:
-            assert self._next is not None
-            if batch.seq >= self._next:
+            assert self.next_seq is not None
+            if batch.seq >= self.next_seq:
                 self._take(batch, heard)
         if waiting is not None:
             self._take(waiting, heard, again=True)
@@ -339,8 +340,8 @@ class KvFollower:
 
     def _recognise(self, batches: Sequence[Batch]) -> None:
         """See by the batch that was heard last, and asked for again, that this is its server."""
-        assert self._next is not None
-        last = self._next - 1
+        assert self.next_seq is not None
+        last = self.next_seq - 1
         if not batches:
             other = self._keeps_batches
         else:
@@ -350,22 +351,22 @@ class KvFollower:
             raise EngineError(f"the server has begun anew: its batch {last} is not the one heard")
 
     def _begin(self, seq: int, heard: Heard) -> None:
-        self._next = seq
+        self.next_seq = seq
         self.known = seq == 0  # nothing was held before the first
         heard.anew = True
 
     def _take(self, batch: Batch, heard: Heard, *, again: bool = False) -> None:
-        assert self._next is not None
-        if batch.seq < self._next:
+        assert self.next_seq is not None
+        if batch.seq < self.next_seq:
             if batch.time_s > self._last_s:
                 raise EngineError(
-                    f"the server has begun anew: batch {batch.seq} came, expected {self._next}"
+                    f"the server has begun anew: batch {batch.seq} came, expected {self.next_seq}"
                 )
             self.duplicates += not again
             return
-        if batch.seq > self._next:
+        if batch.seq > self.next_seq:
             self._lose(heard)
-        self._next = batch.seq + 1
+        self.next_seq = batch.seq + 1
         self._last_s = batch.time_s
         if batch.first is not None and self.scheme is None:
             self.scheme = batch.first.scheme()
