@@ -186,12 +186,17 @@ class Report:
     """What happened in an engine since its last report.
 
     ``arrived`` holds keys of new requests; ``verdicts`` what became of operations, by id, of which
-    ``EngineBackend.apply`` could not tell at once.
+    ``EngineBackend.apply`` could not tell at once. ``residency_anew``: the backend has lost sight
+    of what the engine holds, or found it again, so all is to be told anew, and ``blocks`` of such a
+    report say nothing. ``capabilities`` is what the engine can do, where that has changed other
+    than in its controls.
     """
 
     arrived: list[Key] = field(default_factory=list)
     verdicts: list[tuple[str, Verdict]] = field(default_factory=list)
     blocks: list[BlockChange] = field(default_factory=list)
+    residency_anew: bool = False
+    capabilities: CapabilitiesReported | None = None
     queue: QueueChanged | None = None
     operations: list[OperationEnded] = field(default_factory=list)
     requests: list[tuple[Key, RequestOutcome]] = field(default_factory=list)
@@ -218,6 +223,10 @@ class EngineBackend(Protocol):
 
     def residency(self) -> Iterable[BlocksStored]:
         """All resident blocks, as chains, in any order."""
+        ...
+
+    def residency_known(self) -> bool:
+        """Whether ``residency`` is all that is resident, and not only what is known of."""
         ...
 
     def apply(self, operation: Operation) -> Verdict | None:

@@ -203,6 +203,10 @@ class SimulatedEngine:
         """All resident blocks, as chains."""
         return self.cache.chains()
 
+    def residency_known(self) -> bool:
+        """Always: it looks at the cache itself."""
+        return True
+
     def apply(self, operation: Operation) -> Verdict:
         """Carry out a control, or begin to."""
         verdict = self._controls.apply(operation, trio.current_time())

@@ -118,6 +118,9 @@ class WatchedBackend:
     def residency(self) -> Iterable[BlocksStored]:
         return self._inner.residency()
 
+    def residency_known(self) -> bool:
+        return self._inner.residency_known()
+
     def apply(self, operation: Operation) -> Verdict | None:
         self.applied[operation.id] += 1
         verdict = self._inner.apply(operation)

@@ -49,6 +49,7 @@ class Backend:
         self.verdicts: dict[str, Verdict | Exception | None] = {}
         self.calls: list[tuple[str, str]] = []
         self.chains: list[BlocksStored] = []
+        self.known = True
         self.runs = 0
         self.report: Callable[[Report], None] = lambda report: None
         self._fail = trio.Event()
@@ -70,6 +71,9 @@ class Backend:
 
     def residency(self) -> Iterable[BlocksStored]:
         return self.chains
+
+    def residency_known(self) -> bool:
+        return self.known
 
     def apply(self, operation: Operation) -> Verdict | None:
         kind = type(operation.control).__name__
