@@ -1,6 +1,7 @@
 """vLLM's options, read without vLLM. That vLLM reads them alike, the last tests show."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_json_and_dotted_keys_make_one_object() -> None:
 
 @pytest.mark.parametrize("text", ["[1]", "{", "word"])
 def test_json_that_is_no_object_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--c: got .*, expected a JSON object"):
+    with pytest.raises(ConfigError, match=r"--c: got .*, expected a JSON object"):
         Options(["m", "--c", text]).json("--c")
 
 
@@ -127,8 +128,8 @@ class TestBesideVllm:
         assert extra["cpu_bytes_to_use"] == 1 << 29
 
 
-def _parser():  # type: ignore[no-untyped-def]
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
+def _parser() -> Any:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     return make_arg_parser(FlexibleArgumentParser())
