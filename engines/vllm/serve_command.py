@@ -16,9 +16,9 @@ from hear.connection import (
     connected,
 )
 from hear.engines.command import parse_ranks
+from hear.engines.vllm import versions
 from hear.engines.vllm.launch import Settings, plan
 from hear.engines.vllm.process import PortInUseError, become, check_port, run_under_supervisor
-from hear.engines.vllm.versions import require
 from hear.errors import BusError, ConfigError
 from hear.nursery import unwrapped
 from hear.supervisor import TRY_AGAIN
@@ -94,7 +94,7 @@ def run(namespace: argparse.Namespace) -> int:
         cpu_tier_gib=own.cpu_tier_gib,
     )
     check_url(settings.bus)
-    vllm = require(untested=own.untested)
+    vllm = versions.require(untested=own.untested)
     made = plan(rest, settings, vllm, os.environ)
     if own.dry_run:
         changes = [f"{name}={value}" for name, value in made.environment.items()]
