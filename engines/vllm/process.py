@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 from hear.errors import ConfigError
 
-END_WITHIN_S: Final = 1.2
+END_WITHIN_S: Final = 1.0
 """What vLLM may take to end under a supervisor, which waits for little longer itself."""
 
 _PR_SET_PDEATHSIG: Final = 1
