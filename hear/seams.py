@@ -4,12 +4,13 @@ Each is a ``Protocol`` that others may implement; ``hear.buses.testing``, ``hear
 and ``hear.policies.testing`` hold the checks that an implementation can be put through.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from hear.messages import (
+    DEFAULT_TENANT,
     BlockChange,
     BlocksStored,
     CapabilitiesReported,
@@ -242,6 +243,10 @@ class InferenceRequest:
 
     ``prompt_hashes`` names the full blocks of the prompt; ``output_hashes`` those that prompt and
     output fill together, as far as the one who replays a recording knows them.
+
+    A real engine needs the prompt itself: ``prompt`` is a text or the ids of its tokens, or else
+    ``messages`` are those of a chat. ``cache_salt`` keeps its blocks apart from equal ones of
+    other salts. ``priority`` is the one that it is sent with: smaller goes first, 0 is the default.
     """
 
     id: str
@@ -251,17 +256,27 @@ class InferenceRequest:
     output_hashes: Sequence[int] = ()
     context: str | None = None
     context_version: int | None = None
+    tenant: str = DEFAULT_TENANT
+    priority: int = 0
+    prompt: str | Sequence[int] = ()
+    messages: Sequence[Mapping[str, Any]] = ()
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceResult:
-    """How a generation went, as its client saw it. Times are of the clock that trio reads."""
+    """How a generation went, as its client saw it. Times are of the clock that trio reads.
+
+    ``text`` and ``token_ids`` are the answer, where the engine makes one and tells.
+    """
 
     outcome: RequestOutcome
     sent_s: float
     started_s: float
     first_token_s: float
     finished_s: float
+    text: str = ""
+    token_ids: Sequence[int] = ()
 
 
 class InferenceClient(Protocol):
