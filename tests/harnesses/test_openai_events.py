@@ -43,4 +43,4 @@ def test_an_event_without_end_is_given_up(piece: bytes) -> None:
     for _ in range(MAX_EVENT_BYTES // len(piece) - 1):
         assert not list(reader.feed(piece))
     with pytest.raises(RemoteProtocolError, match="an event of more than"):
-        list(reader.feed(piece * 3))
+        list(reader.feed(piece * 9))
