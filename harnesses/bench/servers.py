@@ -66,7 +66,7 @@ def vllm(
     name: str, model: str, options: Sequence[str], *, port: int, bus: str, ranks: str
 ) -> Command:
     """vLLM with HEAR in it."""
-    own = ["--bus", bus, "--name", name, *(["--ranks", ranks] if ranks else [])]
+    own = ["--bus", bus, "--name", name, "--with-parent", *(["--ranks", ranks] if ranks else [])]
     listening = ["--host", "127.0.0.1", "--port", str(port)]
     return Command(name, hear("vllm", "serve", model, *own, *listening, *options), CPU_ENVIRONMENT)
 
