@@ -213,6 +213,8 @@ class EngineWorker:
             self._publish(self._backend.pressure(), self._key)
 
     def _carry_out(self, step: Step) -> None:
+        for operation in step.expect:
+            self._backend.expect(operation)
         for operation in step.revert:
             self._backend.revert(operation)
         if self._ledger is not None:

@@ -46,9 +46,10 @@ class Answer:
 class Step:
     """What the driver has to do, in this order."""
 
+    expect: list[Operation] = field(default_factory=list)
     revert: list[Operation] = field(default_factory=list)
-    apply: list[Operation] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    apply: list[Operation] = field(default_factory=list)
 
 
 class Intake:
@@ -165,6 +166,7 @@ class Intake:
                 step.answers.append(self._outcome(operation, "accepted"))
                 self._parked.setdefault(key.request, {})[operation.id] = operation
                 self._arm(operation)
+                step.expect.append(operation)
         elif self._acts_at_submission(operation):
             detail = "it acts only if it comes before its request"
             self._end(step, operation, "rejected", "already_submitted", detail)
@@ -236,8 +238,7 @@ class Intake:
             self._end(step, operation, "rejected", "not_yours", control.target)
         else:
             self._stop(step, target, "cancelled", operation.id)
-            self._accept(operation)
-            self._end(step, operation, "completed")
+            step.apply.append(operation)  # it is completed when what was reverted is gone
 
     def _withdraw(self, step: Step, operation: Operation) -> None:
         source = operation.source
@@ -248,8 +249,7 @@ class Intake:
         for target in [op for op in self._open.values() if op.source == source]:
             if target is not operation:
                 self._stop(step, target, "withdrawn", operation.id)
-        self._accept(operation)
-        self._end(step, operation, "completed")
+        step.apply.append(operation)
 
     def _stop(self, step: Step, target: Operation, reason: str, detail: str) -> None:
         if not self._unpark(target):

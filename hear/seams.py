@@ -234,6 +234,15 @@ class EngineBackend(Protocol):
 
         None if only the engine's own thread can tell how it goes: the verdict then comes in a
         ``Report``, in the order in which operations were handed over, or the deadline passes.
+        A ``Cancel`` or ``Withdraw`` comes after the reverts that it brings about, and is completed
+        when their effects are gone.
+        """
+        ...
+
+    def expect(self, operation: Operation) -> None:
+        """A control is kept for a request that has not come.
+
+        When it comes, it must not start before the worker has been told of it and has answered.
         """
         ...
 

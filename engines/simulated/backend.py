@@ -213,6 +213,9 @@ class SimulatedEngine:
         self._wake.set()
         return verdict
 
+    def expect(self, operation: Operation) -> None:
+        """Nothing to do: a request is announced in the moment in which it comes."""
+
     def revert(self, operation: Operation) -> None:
         """End what an operation still effects."""
         self._controls.revert(operation, trio.current_time())

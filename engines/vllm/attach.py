@@ -33,6 +33,7 @@ from hear.engines.vllm.server import ServerFacts, VllmServer
 from hear.errors import EngineError
 from hear.messages import (
     BlocksStored,
+    Cancel,
     CapabilitiesReported,
     CostsReported,
     OperationOutcome,
@@ -42,6 +43,7 @@ from hear.messages import (
     RequestOutcome,
     Tier,
     TierPressure,
+    Withdraw,
 )
 from hear.nursery import unwrapped
 from hear.operation import Operation
@@ -171,6 +173,8 @@ class AttachedEngine:
     def apply(self, operation: Operation) -> Verdict:
         """Take a priority for a request that is about to be sent."""
         control, request = operation.control, operation.key.request or ""
+        if isinstance(control, Cancel | Withdraw):
+            return Verdict("completed")  # what it ends was reverted before
         if not isinstance(control, Prioritise):
             return Verdict("unsupported", "unsupported_control")
         if request not in self._own or self._own[request].sent:
@@ -178,6 +182,9 @@ class AttachedEngine:
         self._own[request].priority = control.priority
         self._kept[operation.id] = request
         return Verdict("accepted")
+
+    def expect(self, operation: Operation) -> None:
+        """Nothing to do: a request is announced before it is sent."""
 
     def revert(self, operation: Operation) -> None:
         """Forget the priority of a request that has not been sent yet."""
