@@ -45,6 +45,7 @@ from hear.engines.worker import EngineWorker
 from hear.errors import BusError
 from hear.harness_view import HarnessView
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
     CapabilitiesReported,
     Control,
@@ -254,10 +255,10 @@ class NotingBackend:
     def pressure(self) -> PressureReported:
         return PressureReported()
 
-    def queue(self) -> QueueSnapshot:
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
         return QueueSnapshot()
 
-    def residency(self) -> Iterable[BlocksStored]:
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
         return ()
 
     def apply(self, operation: Operation) -> Verdict:

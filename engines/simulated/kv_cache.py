@@ -9,19 +9,33 @@ travel over one link each way, first come first served.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from hear.blocks import pack
 from hear.engines.simulated.eviction import EvictionOrder
 from hear.engines.simulated.leases import LeaseBook
+from hear.engines.simulated.tenants import hash_of, owner_of
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored, TierPressure
 
 GPU: Final = "gpu"
 CPU: Final = "cpu"
 
 
+class _Change(NamedTuple):
+    """A block that a tier has stored or removed."""
+
+    stored: bool
+    tier: str
+    block: int
+    parent: int | None
+
+
 class KvCache:
-    """The blocks of one engine. ``None`` stands for a GPU block without a hash."""
+    """The blocks of one engine. ``None`` stands for a GPU block without a hash.
+
+    A block is of the tenant that its number names (``hear.engines.simulated.tenants``), which
+    matters here only where it is told of: to each tenant its own, by its own hashes.
+    """
 
     def __init__(
         self,
@@ -49,7 +63,7 @@ class KvCache:
         self._storing_blocks: set[int] = set()
         self._store_link_free_s = 0.0
         self._load_link_free_s = 0.0
-        self._changes: list[tuple[bool, str, int, int | None]] = []
+        self._changes: list[_Change] = []
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -103,31 +117,24 @@ class KvCache:
             ),
         )
 
-    def chains(self) -> Iterable[BlocksStored]:
-        """All resident blocks, as chains."""
+    def chains(self, owner: int = 0) -> Iterable[BlocksStored]:
+        """All resident blocks of the tenant with this number, as chains."""
+        own = [block for block in self._parents if owner_of(block) == owner]
         for tier, held in ((GPU, self.on_gpu), (CPU, self.on_cpu)):
-            present = [block for block in self._parents if held(block)]
-            yield from _chains(tier, ((block, self._parents[block]) for block in present))
+            yield from _chains(tier, ((b, self._parents[b]) for b in own if held(b)))
 
-    def drain_changes(self) -> list[BlockChange]:
-        """The changes of residency since this was last asked, as few and as long as may be."""
-        changes: list[BlockChange] = []
-        start = 0
-        rows = self._changes
-        while start < len(rows):
-            stored, tier = rows[start][:2]
-            end = start
-            while end < len(rows) and rows[end][:2] == (stored, tier):
-                end += 1
-            run = rows[start:end]
-            if stored:
-                changes.extend(_chains(tier, ((block, parent) for _, _, block, parent in run)))
-            else:
-                removed = pack(block for _, _, block, _ in run)
-                changes.append(BlocksRemoved(tier=tier, prefix_hashes=removed))
-            start = end
-        self._changes.clear()
-        return changes
+    def drain_changes(self) -> dict[int, list[BlockChange]]:
+        """The changes of residency since this was last asked, as few and as long as may be.
+
+        They are by the number of the tenant that they concern.
+        """
+        rows, self._changes = self._changes, []
+        if not rows:
+            return {}
+        owners = dict.fromkeys(owner_of(row.block) for row in rows)
+        if len(owners) == 1:
+            return {owner: _changes(rows) for owner in owners}
+        return {o: _changes([row for row in rows if owner_of(row.block) == o]) for o in owners}
 
     # -- GPU blocks ---------------------------------------------------------------------------
 
@@ -235,7 +242,7 @@ class KvCache:
                 self._left(CPU, self._cpu.pop())
             self._cpu.add(block, self._leases.rank(block))
             self._parents[block] = parent
-            self._changes.append((True, CPU, block, parent))
+            self._changes.append(_Change(True, CPU, block, parent))
         return arrived
 
     def next_settle(self) -> float | None:
@@ -257,7 +264,7 @@ class KvCache:
         if self.on_gpu(block):
             return False
         self._refs[block] = 1
-        self._changes.append((True, GPU, block, parent))
+        self._changes.append(_Change(True, GPU, block, parent))
         self._parents[block] = parent
         if not self.inclusive and block in self._cpu:
             self.drop_cpu(block)
@@ -269,22 +276,43 @@ class KvCache:
         self._left(CPU, block)
 
     def _left(self, tier: str, block: int) -> None:
-        self._changes.append((False, tier, block, None))
+        self._changes.append(_Change(False, tier, block, None))
         if not (self.on_gpu(block) or block in self._cpu or block in self._storing_blocks):
             del self._parents[block]
             self._on_lost(block)
 
 
+def _changes(rows: Sequence[_Change]) -> list[BlockChange]:
+    """The changes of one tenant's blocks, in order, neighbours that are alike together."""
+    changes: list[BlockChange] = []
+    start = 0
+    while start < len(rows):
+        stored, tier = rows[start][:2]
+        end = start
+        while end < len(rows) and rows[end][:2] == (stored, tier):
+            end += 1
+        run = rows[start:end]
+        if stored:
+            changes.extend(_chains(tier, ((row.block, row.parent) for row in run)))
+        else:
+            removed = pack(hash_of(row.block) for row in run)
+            changes.append(BlocksRemoved(tier=tier, prefix_hashes=removed))
+        start = end
+    return changes
+
+
 def _chains(tier: str, blocks: Iterable[tuple[int, int | None]]) -> Iterable[BlocksStored]:
-    """Join neighbours that follow each other into chains."""
+    """Join neighbours that follow each other into chains, by the hashes of their tenant."""
     run: list[int] = []
     first_parent: int | None = None
+    before: int | None = None
     for block, parent in blocks:
-        if run and parent != run[-1]:
+        if run and parent != before:
             yield BlocksStored(tier=tier, parent=first_parent, prefix_hashes=pack(run))
             run = []
         if not run:
-            first_parent = parent
-        run.append(block)
+            first_parent = None if parent is None else hash_of(parent)
+        run.append(hash_of(block))
+        before = block
     if run:
         yield BlocksStored(tier=tier, parent=first_parent, prefix_hashes=pack(run))

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from math import log
 
 from hear.engines.simulated.eviction import Rank
+from hear.engines.simulated.tenants import Ref
 
 
 class Lease:
@@ -19,8 +20,8 @@ class Lease:
 
     def __init__(
         self,
-        operation: str,
-        context: str,
+        operation: Ref,
+        context: Ref,
         score: float,
         expires_s: float,
         blocks: Sequence[int],
@@ -40,14 +41,14 @@ class LeaseBook:
 
     def __init__(self, decay_s: float) -> None:
         self._decay_s = decay_s
-        self._leases: dict[str, Lease] = {}
-        self._covers: dict[int, dict[str, int]] = {}
-        self._expiries: list[tuple[float, str, str]] = []
+        self._leases: dict[Ref, Lease] = {}
+        self._covers: dict[int, dict[Ref, int]] = {}
+        self._expiries: list[tuple[float, Ref, Ref]] = []
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def get(self, context: str | None) -> Lease | None:
+    def get(self, context: Ref | None) -> Lease | None:
         """The lease on a context."""
         return self._leases.get(context) if context is not None else None
 

@@ -9,7 +9,9 @@ from hear.blocks import chain_all
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.profile import EngineProfile, Gpu, Model, Scheduler, Tiers
 from hear.engines.simulated.request import SimRequest
+from hear.engines.simulated.tenants import Ref
 from hear.engines.testing import EngineFactory, EngineUnderTest
+from hear.messages import DEFAULT_TENANT
 from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.integrity import check_engine
 
@@ -61,6 +63,11 @@ def profile(
             reserve_full_prompt=reserve,
         ),
     )
+
+
+def own(name: str) -> Ref:
+    """A name of the default tenant."""
+    return DEFAULT_TENANT, name
 
 
 def hashes_of(context: str, num_blocks: int) -> list[int]:

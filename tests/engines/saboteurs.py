@@ -14,6 +14,7 @@ from hear.arbitration import Arbiter
 from hear.arbitration import Verdict as Claim
 from hear.codec import KINDS, encode_body, open_body
 from hear.control_reader import ControlReader
+from hear.engines.desk import Desk
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.controls import Controls
 from hear.engines.simulated.kv_cache import KvCache
@@ -144,7 +145,7 @@ def place_leaves_the_blocks_where_they_were(patch: pytest.MonkeyPatch) -> None:
 @breaks("HEAR-EFFECT-9")
 def the_mode_is_another(patch: pytest.MonkeyPatch) -> None:
     def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
-        self._requests[operation.key.request or ""].mode = "another"
+        self._requests[operation.tenant, operation.key.request or ""].mode = "another"
         return DONE
 
     patch.setattr(Controls, "_configure", sabotaged)
@@ -272,26 +273,26 @@ def what_is_claimed_is_unsupported(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LIFE-1", "HEAR-ONCE-3")
 def an_end_is_followed_by_another(patch: pytest.MonkeyPatch) -> None:
-    publish = EngineWorker._publish
+    publish = Desk._publish
 
-    def sabotaged(self: EngineWorker, message: Message, key: Key) -> None:
+    def sabotaged(self: Desk, message: Message, key: Key) -> None:
         publish(self, message, key)
         if isinstance(message, OperationOutcome) and message.status == "completed":
             publish(self, msgspec.structs.replace(message, status="failed"), key)
 
-    patch.setattr(EngineWorker, "_publish", sabotaged)
+    patch.setattr(Desk, "_publish", sabotaged)
 
 
 @breaks("HEAR-REQUEST-1")
 def the_end_of_a_request_is_told_twice(patch: pytest.MonkeyPatch) -> None:
-    publish = EngineWorker._publish
+    publish = Desk._publish
 
-    def sabotaged(self: EngineWorker, message: Message, key: Key) -> None:
+    def sabotaged(self: Desk, message: Message, key: Key) -> None:
         publish(self, message, key)
         if isinstance(message, RequestOutcome) and message.status == "failed":
             publish(self, message, key)
 
-    patch.setattr(EngineWorker, "_publish", sabotaged)
+    patch.setattr(Desk, "_publish", sabotaged)
 
 
 @breaks("HEAR-LIFE-2", "HEAR-LIFE-3")
@@ -336,8 +337,8 @@ def clients_wait_for_a_crashed_engine(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LIFE-9", "HEAR-STATE-3")
 def the_worker_does_not_say_what_it_has(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(EngineWorker, "_introduce", lambda self: None)
-    patch.setattr(EngineWorker, "_residency_snapshot", lambda self: [])
+    patch.setattr(Desk, "introduce", lambda self: None)
+    patch.setattr(Desk, "_residency_snapshot", lambda self: [])
 
 
 @breaks("HEAR-DATA-1")
@@ -420,8 +421,11 @@ def versions_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 def evictions_are_not_reported(patch: pytest.MonkeyPatch) -> None:
     drain = KvCache.drain_changes
 
-    def sabotaged(self: KvCache) -> list[BlockChange]:
-        return [change for change in drain(self) if isinstance(change, BlocksStored)]
+    def sabotaged(self: KvCache) -> dict[int, list[BlockChange]]:
+        return {
+            owner: [change for change in changes if isinstance(change, BlocksStored)]
+            for owner, changes in drain(self).items()
+        }
 
     patch.setattr(KvCache, "drain_changes", sabotaged)
 
@@ -439,9 +443,7 @@ def some_of_the_state_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-STATE-3", "HEAR-STATE-4")
 def snapshots_are_empty(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        EngineWorker, "_residency_snapshot", lambda self: [self._snapshot(ResidencySnapshot())]
-    )
+    patch.setattr(Desk, "_residency_snapshot", lambda self: [self._snapshot(ResidencySnapshot())])
 
 
 @breaks("HEAR-STATE-5")
@@ -507,7 +509,7 @@ def haste_makes_answers_short(patch: pytest.MonkeyPatch) -> None:
     prioritise = Controls._prioritise
 
     def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
-        self._requests[operation.key.request or ""].output_tokens = 1
+        self._requests[operation.tenant, operation.key.request or ""].output_tokens = 1
         return prioritise(self, operation, now)
 
     patch.setattr(Controls, "_prioritise", sabotaged)

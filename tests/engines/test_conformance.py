@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.testing import RULES, EngineFactory, EngineUnderTest, check_engine, check_rule
-from hear.messages import BlocksStored, CapabilitiesReported, QueueSnapshot
+from hear.messages import DEFAULT_TENANT, BlocksStored, CapabilitiesReported, QueueSnapshot
 from hear.operation import Operation
 from hear.seams import Report, Verdict
 from tests.engines.builders import BLOCK, SETUPS, make_request, profile
@@ -37,10 +37,10 @@ class Attached(SimulatedEngine):
     def capabilities(self) -> CapabilitiesReported:
         return CapabilitiesReported(block_size=self.block_size, model="tiny")
 
-    def queue(self) -> QueueSnapshot:
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
         return QueueSnapshot()
 
-    def residency(self) -> Iterable[BlocksStored]:
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
         return ()
 
     async def run(self, report: Callable[[Report], None]) -> None:

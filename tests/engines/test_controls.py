@@ -29,7 +29,7 @@ from hear.messages import (
 )
 from hear.operation import Operation
 from hear.seams import InferenceResult, Report, Verdict
-from tests.engines.builders import BLOCK, hashes_of, profile, request
+from tests.engines.builders import BLOCK, hashes_of, own, profile, request
 from tests.engines.integrity import check_engine
 
 
@@ -68,7 +68,7 @@ class Running:
     async def start(self, id: str, **settings: int) -> None:
         """Send a request, and go on when the engine has it."""
         self.nursery.start_soon(lambda: self.serve(id, **settings))
-        while id not in self.engine._requests:
+        while own(id) not in self.engine._requests:
             await trio.lowlevel.checkpoint()
 
     async def serve(self, id: str, **settings: int) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hear.engines.simulated.leases import Lease, LeaseBook
+from tests.engines.builders import own
 
 DECAY_S = 400.0
 
@@ -18,7 +19,8 @@ def lease(
     expires_s: float = 100.0,
     operation: str = "",
 ) -> Lease:
-    return Lease(operation or f"op-{context}", context, score, expires_s, blocks, idle_since)
+    ref = own(operation or f"op-{context}")
+    return Lease(ref, own(context), score, expires_s, blocks, idle_since)
 
 
 def test_a_block_without_a_lease_has_no_rank() -> None:
@@ -38,8 +40,8 @@ def test_a_block_that_two_contexts_share_has_the_higher_of_their_ranks() -> None
     assert other is not None
     assert shared > alone
     assert shared[0] == other[0]
-    assert {found.context for found in book.of_block(1)} == {"a", "b"}
-    held = book.get("b")
+    assert {found.context for found in book.of_block(1)} == {own("a"), own("b")}
+    held = book.get(own("b"))
     assert held is not None
     book.drop(held)
     assert book.rank(1) == alone
@@ -95,7 +97,7 @@ def test_leases_expire_in_the_order_of_their_times() -> None:
     for now in (5.0, 20.0, 40.0):
         for held in list(book.expired(now)):
             book.drop(held)
-            ended.append((now, held.context))
+            ended.append((now, held.context[1]))
     assert ended == [(20.0, "b"), (20.0, "c"), (40.0, "a")]
     assert book.next_expiry() is None
     assert len(book) == 0

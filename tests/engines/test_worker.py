@@ -14,11 +14,12 @@ from hear.blocks import pack, unpack
 from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
-from hear.engines import worker as worker_module
+from hear.engines import desk as desk_module
 from hear.engines.ledger import Ledger
 from hear.engines.worker import EngineWorker
 from hear.errors import BusError, EngineError
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
     BoundWait,
     Cancel,
@@ -65,10 +66,10 @@ class Backend:
     def pressure(self) -> PressureReported:
         return PressureReported(num_running=self.runs)
 
-    def queue(self) -> QueueSnapshot:
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
         return QueueSnapshot()
 
-    def residency(self) -> Iterable[BlocksStored]:
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
         return self.chains
 
     def apply(self, operation: Operation) -> Verdict:
@@ -208,7 +209,7 @@ async def test_pressure_is_told_with_reports_and_not_too_often(autojump_clock: M
 async def test_a_large_snapshot_comes_in_parts_of_one_number(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "SNAPSHOT_BLOCKS", 5)
+    monkeypatch.setattr(desk_module, "SNAPSHOT_BLOCKS", 5)
     async with bench() as b:
         b.backend.chains = [
             BlocksStored(tier="gpu", prefix_hashes=pack(range(start, start + 3)))
