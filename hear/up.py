@@ -6,6 +6,7 @@ running is ``hear.supervisor``. Without a file it starts a small cluster to try 
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -28,6 +29,7 @@ from hear.connection import (
 )
 from hear.errors import BusError, ConfigError
 from hear.log import to_stderr
+from hear.messages import DEFAULT_TENANT
 from hear.seams import Bus
 from hear.supervisor import Part, Supervisor
 
@@ -36,6 +38,7 @@ _log = structlog.get_logger("hear.up")
 READY_S: Final = 15.0
 _BUS: Final = "bus"
 _Name = Annotated[str, Meta(pattern=f"^{NAME}$")]
+_Tenant = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +49,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     profile: str = "h100-qwen3-8b"
     block_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 512
     endpoint: str | None = None
+    tenants: tuple[_Tenant, ...] | None = None
+    """Who is told of it before their first request; by default, the tenants of all policies."""
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +59,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     policy: str
     name: _Name | None = None
     rank: int | None = None
+    tenant: _Tenant = DEFAULT_TENANT
 
 
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,15 +149,25 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
         arguments += ["--ledger", str(state / f"{name}.ledger")]
         arguments += ["--endpoint", engine.endpoint] if engine.endpoint else []
         arguments += ["--ranks", ranks] if ranks else []
+        for tenant in _tenants(engine, config):
+            arguments += ["--tenant", tenant]
         parts.append(_part("engine", arguments, name))
-    for name, _, spec in policies:
-        parts.append(_part("policy", [spec, "--name", name, "--bus", url, *key], name))
+    for (name, _, spec), policy in zip(policies, config.policy, strict=True):
+        arguments = [spec, "--name", name, "--bus", url, *key, "--tenant", policy.tenant]
+        parts.append(_part("policy", arguments, name))
     return url, parts
 
 
 def engine_names(config: ClusterConfig) -> list[str]:
     """The names of the engines of a cluster."""
     return [engine.name or f"engine{place}" for place, engine in enumerate(config.engine)]
+
+
+def _tenants(engine: EngineConfig, config: ClusterConfig) -> Iterable[str]:
+    """Who is told of an engine from the beginning."""
+    if engine.tenants is not None:
+        return engine.tenants
+    return dict.fromkeys(policy.tenant for policy in config.policy) or (DEFAULT_TENANT,)
 
 
 def _policies(config: ClusterConfig, path: Path | None) -> list[tuple[str, int, str]]:

@@ -21,6 +21,7 @@ from hear.harnesses.replay.results import ProtocolCost, RunResult, TurnRecord
 from hear.harnesses.replay.workload import Session, Turn, Workload
 from hear.harnesses.session import HarnessSession
 from hear.messages import (
+    DEFAULT_TENANT,
     ContextClosed,
     ContextOpened,
     ContextPaused,
@@ -135,12 +136,14 @@ class Replay:
         progress: Callable[[int], None],
         tap: Tap,
         epoch: int = 1,
+        tenant: str = DEFAULT_TENANT,
     ) -> None:
         self._workload = workload
         self._epoch = epoch
         self._loop = loop
         self._progress = progress
-        self.audit = Audit(tap)
+        self._tenant = tenant
+        self.audit = Audit(tap, tenant=tenant)
         self.turns: list[TurnRecord] = []
         self.runners: tuple[Any, ...] = ()
         self.num_open_at_policies = 0
@@ -181,7 +184,11 @@ class Replay:
 
     async def _session(self, session: Session, cluster: Cluster, nursery: trio.Nursery) -> None:
         harness = HarnessSession(
-            cluster.bus, workflow=session.id, source=f"replay/{session.id}", epoch=self._epoch
+            cluster.bus,
+            workflow=session.id,
+            source=f"replay/{session.id}",
+            tenant=self._tenant,
+            epoch=self._epoch,
         )
         if session.parent is None:
             first = session.turns[0].at_s
@@ -278,6 +285,7 @@ class Replay:
             output_hashes=turn.output_hashes,
             context=session.id,
             context_version=number,
+            tenant=self._tenant,
         )
         try:
             result = await cluster.generate(inference, on_routed=describe)
