@@ -1,10 +1,10 @@
 """A recording as events of the Chrome trace event format, which Perfetto opens.
 
-One process for each engine (and tenant of it, if not the default one): its requests as nested asynchronous slices (queue, prefill, decode)
-that all carry the request's id, and counters of its queue and its KV blocks. One process holds a
-track for each policy, with a slice for each control, and each engine has a track of the outcomes
-that it gave; a flow leads from a control to its outcomes. Events are not in order of time, which
-the format allows. Nothing here writes.
+One process for each engine, as each tenant hears of it: its requests as nested asynchronous slices
+(queue, prefill, decode) that all carry the request's id, and counters of its queue and its KV
+blocks. One process holds a track for each policy, with a slice for each control, and each engine
+has a track of the outcomes that it gave; a flow leads from a control to its outcomes. Events are
+not in order of time, which the format allows. Nothing here writes.
 """
 
 from collections.abc import Generator, Iterable, Iterator

@@ -43,7 +43,10 @@ class TierPicture:
 
 @dataclass(frozen=True, slots=True)
 class EnginePicture:
-    """One engine as one tenant is told of it, whom ``name`` tells too. ``age_s`` is the age of its last word; counts are None while not known."""
+    """One engine as one tenant is told of it, whom ``name`` tells too.
+
+    ``age_s`` is the age of its last word; counts are None while not known.
+    """
 
     name: str
     epoch: int
@@ -159,10 +162,11 @@ class Board:
 
     def _apply_state(self, envelope: Envelope, message: Message) -> bool:
         engine = envelope.key.engine or envelope.source
-        views = self._engines.get(envelope.tenant, {})
-        if engine not in views and sum(map(len, self._engines.values())) >= MAX_ENGINES:
-            return False
-        views = self._engines.setdefault(envelope.tenant, EngineViews())
+        views = self._engines.get(envelope.tenant)
+        if views is None or engine not in views:
+            if sum(map(len, self._engines.values())) >= MAX_ENGINES:
+                return False
+            views = self._engines.setdefault(envelope.tenant, EngineViews())
         try:
             return views.apply(envelope, message)
         except RemoteProtocolError:
@@ -186,10 +190,8 @@ class Board:
         source = envelope.tenant, envelope.source
         if source in self._gaps or len(self._gaps) < _MAX_OF_HARNESS:
             self._gaps[source] += 1
-        loss = Loss(
-            envelope.time_s, printable(envelope.source), printable(stem_of(envelope)), missed
-        )
-        self._losses.append(loss)
+        stem = printable(stem_of(envelope))
+        self._losses.append(Loss(envelope.time_s, printable(envelope.source), stem, missed))
 
     def _engine(self, tenant: str, view: EngineView, now: float) -> EnginePicture:
         pressure, capabilities = view.pressure, view.capabilities

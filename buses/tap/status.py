@@ -46,7 +46,10 @@ class TierUse(Struct, frozen=True, kw_only=True):
 
 
 class EngineStatus(Struct, kw_only=True):
-    """One engine, as one tenant is told of it. ``missing`` names the streams that it did not answer for; ages are seconds."""
+    """One engine, as one tenant is told of it.
+
+    ``missing`` names the streams that it did not answer for; ages are seconds.
+    """
 
     name: str
     tenant: str = DEFAULT_TENANT

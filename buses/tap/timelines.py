@@ -41,7 +41,10 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class RequestPicture:
-    """One request as it is shown; ``id`` tells its tenant too. ``messages`` are the last lines about it, oldest first."""
+    """One request as it is shown; ``id`` tells its tenant too.
+
+    ``messages`` are the last lines about it, oldest first.
+    """
 
     id: str
     context: str

@@ -117,10 +117,9 @@ class _About:
         """
         tenants = sorted({envelope.tenant for envelope in self.mine})
         if len(tenants) > 1:
-            names = ", ".join(tenants)
             raise ConfigError(
-                f"request {self.request!r}: {len(tenants)} tenants have one of that id: {names}; "
-                "choose with --tenant"
+                f"request {self.request!r}: {len(tenants)} tenants have one of that id: "
+                f"{', '.join(tenants)}; choose with --tenant"
             )
         names = dict.fromkeys(Key.__struct_fields__, None) | {"request": self.request}
         self.mine = list({(e.source, e.id): e for e in self.mine}.values())  # once each

@@ -20,6 +20,7 @@ from hear.engines.testing import (
     life,
     once,
     state,
+    tenants,
     words,
 )
 from hear.engines.testing.bench import bench as _bench  # the module keeps its name
@@ -48,6 +49,7 @@ RULES: dict[str, Rule] = {
     **effects.rule,
     **leases.rule,
     **claims.rule,
+    **tenants.rule,
 }
 """All rules by id."""
 

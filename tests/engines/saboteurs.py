@@ -23,11 +23,13 @@ from hear.engines.simulated.placement import Placement
 from hear.engines.simulated.reporting import outcome_of
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler
+from hear.engines.simulated.tenants import Tenants
 from hear.engines.simulated.waiting import WaitingQueue
 from hear.engines.worker import EngineWorker
 from hear.errors import RemoteProtocolError
 from hear.intake import Intake, Step
 from hear.messages import (
+    DEFAULT_TENANT,
     BlockChange,
     BlocksStored,
     Cancel,
@@ -38,6 +40,7 @@ from hear.messages import (
     Key,
     Message,
     OperationOutcome,
+    QueueSnapshot,
     RequestOutcome,
     ResidencySnapshot,
     Retain,
@@ -412,6 +415,41 @@ def nothing_is_kept_for_a_request(patch: pytest.MonkeyPatch) -> None:
 @breaks("HEAR-VERSION-1")
 def versions_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Intake, "_saw_version", lambda self, key: None)
+
+
+# -- tenants --------------------------------------------------------------------------------------
+
+
+@breaks("HEAR-TENANT-1", "HEAR-TENANT-2")
+def all_tenants_share_a_desk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineWorker, "_desk", lambda self, tenant: self._desks[DEFAULT_TENANT])
+
+
+@breaks("HEAR-TENANT-1")
+def everybody_is_told_the_whole_queue(patch: pytest.MonkeyPatch) -> None:
+    queue = SimulatedEngine.queue
+
+    def sabotaged(self: SimulatedEngine, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
+        return queue(self, DEFAULT_TENANT)
+
+    patch.setattr(SimulatedEngine, "queue", sabotaged)
+
+
+@breaks("HEAR-TENANT-3", "HEAR-TENANT-4")
+def blocks_are_everybodys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tenants, "number", lambda self, tenant: 0)
+
+
+@breaks("HEAR-TENANT-4")
+def operations_are_everybodys(patch: pytest.MonkeyPatch) -> None:
+    make = Desk.__init__
+    shared: dict[str, Operation] = {}
+
+    def sabotaged(self: Desk, tenant: str, **settings: Any) -> None:
+        make(self, tenant, **settings)
+        self._intake._open = shared
+
+    patch.setattr(Desk, "__init__", sabotaged)
 
 
 # -- what is said of the engine -------------------------------------------------------------------
