@@ -201,6 +201,7 @@ class EngineWorker:
         except BusError as error:
             self._lose_bus(error)
         desk.introduce()
+        desk.tell_pressure()  # the next report may be long in coming
         return desk
 
     def _make_desk(self, tenant: str) -> Desk | None:

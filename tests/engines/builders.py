@@ -82,6 +82,7 @@ def request(
     num_blocks: int = 1,
     output_tokens: int = 1,
     extra_tokens: int = 1,
+    tenant: str = DEFAULT_TENANT,
 ) -> InferenceRequest:
     """A prompt of whole blocks of a context's history and a few tokens more."""
     return InferenceRequest(
@@ -90,6 +91,7 @@ def request(
         output_tokens=output_tokens,
         prompt_hashes=hashes_of(context or id, num_blocks),
         context=context,
+        tenant=tenant,
     )
 
 

@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hear.blocks import unpack
+from hear.blocks import pack, unpack
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.leases import Lease, LeaseBook
+from hear.engines.simulated.tenants import blocks_of
 from hear.messages import BlocksRemoved, BlocksStored
 from hear.residency import ResidencyDirectory
 from tests.engines.builders import hashes_of, own
@@ -292,6 +293,22 @@ def test_a_prompt_that_goes_on_is_reported_with_its_parent() -> None:
     [[stored]] = cache.drain_changes().values()
     assert isinstance(stored, BlocksStored)
     assert (stored.parent, list(unpack(stored.prefix_hashes))) == (hashes[1], hashes[2:])
+
+
+def test_each_tenant_is_told_of_its_own_blocks_by_its_own_hashes() -> None:
+    cache = Cache(8)
+    hashes = hashes_of("a", 2)
+    mine, theirs = blocks_of(0, hashes), blocks_of(1, hashes)
+    cache.compute(mine)
+    cache.compute(theirs)
+    told = cache.drain_changes()
+    assert told[0] == told[1] == [BlocksStored(tier=GPU, prefix_hashes=pack(hashes))]
+    assert list(cache.chains(0)) == list(cache.chains(1)) == told[0]
+    assert list(cache.chains(2)) == []
+    cache.release(theirs, 0.0)
+    cache.allocate(5, 0.0)
+    assert cache.drain_changes() == {1: [BlocksRemoved(tier=GPU, prefix_hashes=pack([hashes[1]]))]}
+    assert cache.match(mine, 2) == (2, 0)
 
 
 # -- anything at all ------------------------------------------------------------------------------

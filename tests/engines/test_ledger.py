@@ -111,3 +111,20 @@ def test_one_worker_at_a_time(tmp_path: Path) -> None:
         Ledger(first.path)
     first.close()
     Ledger(first.path).close()
+
+
+def test_tenants_may_use_the_same_operations_and_are_remembered_apart(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "e0", remember=2)
+    first.begin(Key(operation="a"), "retain", "acme")
+    first.note(answer("a"))
+    first.begin(Key(operation="a"), "hold", "umbra")
+    for number in range(50):
+        first.note(answer(str(number)), "umbra")
+    first.close()
+    second = Ledger(first.path, remember=2)
+    second.fail_interrupted()
+    assert second.ended() == [answer("a")]
+    [lost] = second.ended("acme")
+    assert (lost.outcome.control, lost.outcome.reason) == ("retain", "engine_restarted")
+    assert [a.key.operation for a in second.ended("umbra")] == ["49", "a"]
+    assert set(second.tenants) == {"default", "acme", "umbra"}
