@@ -77,14 +77,15 @@ class EngineWorker:
             ledger.fail_interrupted()
         self._max_tenants = max_tenants
         self._desks: dict[str, Desk] = {}
-        for tenant in tenants:
+        for tenant in dict.fromkeys(tenants):
             if self._make_desk(tenant) is None:
                 raise ConfigError(
                     f"engine {name!r}: tenant {tenant!r:.80}: expected a name of 1 to {_MAX_NAME} "
                     f"characters, and {max_tenants} tenants at most"
                 )
         for tenant in () if ledger is None else ledger.tenants:
-            self._make_desk(tenant)
+            if tenant not in self._desks:
+                self._make_desk(tenant)
         self._pressure_interval_s = pressure_interval_s
         self._pressure_due_s = -inf
         self._restart_delay_s = restart_delay_s
