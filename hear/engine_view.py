@@ -1,6 +1,6 @@
 """What a reader believes of the engines: s in d = pi(h, s) (paper, equation 1).
 
-An engine tells each tenant its own, so a view is of one tenant: who hears several keeps one for each.
+Each tenant is told its own, so views are of one: who hears several keeps views for each.
 
 All of it was observed and may be out of date: each part tells when it was last heard, and after a
 gap the residency of an engine is *unknown*, not empty and not as before, until a snapshot comes.
