@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, Protocol
 
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
     Cancel,
     CapabilitiesReported,
@@ -103,7 +104,7 @@ class WatchedBackend:
     def __init__(self, engine: EngineUnderTest) -> None:
         self._inner = engine.backend
         self._check = engine.check
-        self.applied: Counter[str] = Counter()
+        self.applied: Counter[tuple[str, str]] = Counter()  # by tenant and operation
 
     def capabilities(self) -> CapabilitiesReported:
         return self._inner.capabilities()
@@ -114,18 +115,18 @@ class WatchedBackend:
     def pressure(self) -> PressureReported:
         return self._inner.pressure()
 
-    def queue(self) -> QueueSnapshot:
-        return self._inner.queue()
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
+        return self._inner.queue(tenant)
 
-    def residency(self) -> Iterable[BlocksStored]:
-        return self._inner.residency()
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
+        return self._inner.residency(tenant)
 
     def residency_known(self) -> bool:
         return self._inner.residency_known()
 
     def apply(self, operation: Operation) -> Verdict | None:
         if not isinstance(operation.control, Cancel | Withdraw):  # these act by what they revert
-            self.applied[operation.id] += 1
+            self.applied[operation.tenant, operation.id] += 1
         verdict = self._inner.apply(operation)
         self._check()
         return verdict

@@ -32,6 +32,7 @@ from hear.engines.vllm.kv_sockets import KvSockets
 from hear.engines.vllm.server import ServerFacts, VllmServer
 from hear.errors import EngineError
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
     Cancel,
     CapabilitiesReported,
@@ -156,13 +157,13 @@ class AttachedEngine:
             preemptions=max(round(page.preemptions - before.preemptions), 0),
         )
 
-    def queue(self) -> QueueSnapshot:
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
         """The requests that were sent through here."""
-        return self._own.snapshot()
+        return self._own.snapshot() if tenant == DEFAULT_TENANT else QueueSnapshot()
 
-    def residency(self) -> Iterable[BlocksStored]:
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
         """What is known to be resident."""
-        return self._follower.residents.chains()
+        return self._follower.residents.chains() if tenant == DEFAULT_TENANT else ()
 
     def residency_known(self) -> bool:
         """Whether none of its events are missing."""

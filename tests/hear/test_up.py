@@ -90,3 +90,36 @@ def test_what_cannot_be_used_is_one_error_before_anything_starts(
 def test_a_file_that_is_not_there_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_toml(tmp_path / "none.toml", ClusterConfig)
+
+
+def test_policies_name_the_tenants_that_engines_tell_from_the_start(tmp_path: Path) -> None:
+    _, parts = planned(
+        tmp_path,
+        """
+        [[engine]]
+        [[engine]]
+        tenants = ["acme"]
+        [[policy]]
+        policy = "cache-aware"
+        [[policy]]
+        policy = "guard:40"
+        tenant = "acme"
+        [[policy]]
+        policy = "guard:60"
+        tenant = "umbra"
+        """,
+    )
+
+    def told(name: str) -> list[str]:
+        words = parts[name].command
+        return [words[at + 1] for at, word in enumerate(words) if word == "--tenant"]
+
+    assert told("engine0") == ["default", "acme", "umbra"]
+    assert told("engine1") == ["acme"]
+    assert told("cache-aware") == ["default"]
+    assert told("guard:60") == ["umbra"]
+
+
+def test_without_policies_engines_tell_the_default_tenant() -> None:
+    _, parts = plan(ClusterConfig(engine=DEFAULT.engine[:1]), None)
+    assert option(parts[1], "--tenant") == "default"
