@@ -163,10 +163,13 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
         for setting in _OF_SIMULATED if launched else _OF_LAUNCHED:
             if getattr(engine, setting) is not None:
                 at = _at(path, f"engine[{place}].{setting}")
-                raise ConfigError(f"{at}: an engine of kind {engine.kind!r} has no such setting")
+                raise ConfigError(f"{at}: an engine of kind {engine.kind!r} has no {setting!r}")
         if launched:
             launch = plugins.load("launchers", engine.kind)
-            command = launch(engine, name=name, joining=joining)
+            try:
+                command = launch(engine, name=name, joining=joining)
+            except ConfigError as error:
+                raise ConfigError(f"{_at(path, f'engine[{place}].kind')}: {error}") from error
             parts.append(Part(name, (sys.executable, "-m", "hear.cli", *command)))
         else:
             ledger = ["--ledger", str(state / f"{name}.ledger")]

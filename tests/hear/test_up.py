@@ -78,6 +78,13 @@ def test_a_file_names_all_and_paths_are_its_own(tmp_path: Path) -> None:
         ('bus = "smoke://signals"', "expected an address that begins with one of"),
         ('[[engine]]\nkind = "simulatd"', "did you mean 'simulated'"),
         ('[[engine]]\nprofile = "h200"', "h200"),
+        (
+            '[[engine]]\nmodel = "m"',
+            "cluster.toml:2: an engine of kind 'simulated' has no 'model'",
+        ),
+        ('[[engine]]\nkind = "vllm"\nblock_size = 16', "toml:3: .* 'vllm' has no 'block_size'"),
+        ('[[engine]]\nkind = "vllm"', "cluster.toml:2: .* needs a model"),
+        ("[[engine]]\ncpu_tier_gib = 0", r"cluster.toml:2: engine\[0\].cpu_tier_gib"),
     ],
 )
 def test_what_cannot_be_used_is_one_error_before_anything_starts(
