@@ -309,7 +309,7 @@ class Bench:
         )
         if version is not None:
             made = replace(made, context_version=version)
-        return made if tenant == DEFAULT_TENANT else replace(made, tenant=tenant)
+        return made if tenant == DEFAULT_TENANT else self.engine.of_tenant(made, tenant)
 
     async def launch(self, request: InferenceRequest) -> Call:
         """Send a request, and wait until the engine has it."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn, Protocol
 
 from hear.messages import (
@@ -47,6 +47,10 @@ class MakeRequest(Protocol):
         ...
 
 
+def _of_tenant(request: InferenceRequest, tenant: str) -> InferenceRequest:
+    return replace(request, tenant=tenant)
+
+
 def _output_of(request: InferenceRequest, result: InferenceResult) -> object:
     return result.outcome.output_tokens
 
@@ -64,6 +68,7 @@ class EngineUnderTest:
         output_of: what a client was answered, as something that can be compared.
         quiet_s: how long to wait before it is said that nothing happens.
         patience_s: how long to wait for anything that should happen.
+        of_tenant: the same request, of another tenant, with the hashes that this one is told.
         crash: kills the engine, so that the backend's ``run`` raises ``EngineError``; None if
             there is no way to.
         check: looks whether the engine is in order, and raises ``AssertionError`` if it is not.
@@ -78,6 +83,7 @@ class EngineUnderTest:
     output_of: Callable[[InferenceRequest, InferenceResult], object] = _output_of
     quiet_s: float = 1.0
     patience_s: float = 60.0
+    of_tenant: Callable[[InferenceRequest, str], InferenceRequest] = _of_tenant
     crash: Callable[[], None] | None = None
     check: Callable[[], None] = lambda: None
     shows: frozenset[str] = frozenset({"queue", "residency"})
