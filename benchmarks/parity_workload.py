@@ -43,7 +43,7 @@ class Workload:
 def make_workload(seed: int) -> Workload:
     """Contexts that grow by turns, fork and come back, in a pool that holds a few of them.
 
-    Prompts are cut to fit the pool, since an engine would turn the others away. Every third workload
+    Prompts are cut to fit the pool, as an engine would turn the others away. Every third workload
     has turns that all end on a block's edge, where a repeated prompt is a special case, and every
     other one long answers from a small pool, so that requests are preempted.
     """
