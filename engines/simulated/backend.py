@@ -203,11 +203,18 @@ class SimulatedEngine:
         """All resident blocks, as chains."""
         return self.cache.chains()
 
+    def residency_known(self) -> bool:
+        """Always: it looks at the cache itself."""
+        return True
+
     def apply(self, operation: Operation) -> Verdict:
         """Carry out a control, or begin to."""
         verdict = self._controls.apply(operation, trio.current_time())
         self._wake.set()
         return verdict
+
+    def expect(self, operation: Operation) -> None:
+        """Nothing to do: a request is announced in the moment in which it comes."""
 
     def revert(self, operation: Operation) -> None:
         """End what an operation still effects."""

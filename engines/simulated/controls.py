@@ -19,6 +19,7 @@ from hear.errors import RemoteProtocolError
 from hear.messages import (
     Admit,
     BoundWait,
+    Cancel,
     Configure,
     Control,
     Hold,
@@ -29,6 +30,7 @@ from hear.messages import (
     Release,
     Retain,
     Route,
+    Withdraw,
 )
 from hear.operation import Operation
 from hear.seams import InferenceRequest, OperationEnded, Verdict
@@ -99,6 +101,8 @@ class Controls:
 
     def apply(self, operation: Operation, now: float) -> Verdict:
         """Carry out a control, or begin to."""
+        if isinstance(operation.control, Cancel | Withdraw):
+            return DONE  # what it ends was reverted before
         try:
             verdict = self._handlers[type(operation.control)](operation, now)
         except RemoteProtocolError as error:

@@ -1,14 +1,17 @@
 """A generated model: a small Qwen3 with a tokenizer of its own, so that nothing has to be fetched.
 
-It holds no weights: vLLM makes them up (``--load-format dummy``), the same each time. Its answers
-mean nothing, but it costs what a model of its shape costs. The files are the same, byte for byte, for
-the same shape. Needs neither vLLM nor torch.
+Its answers mean nothing, but it costs what a model of its shape costs, and what it answers depends
+on all of its prompt. (With vLLM's ``--load-format dummy`` it would not: those weights are so small
+that the last token alone decides, and a cache that returned rubbish would not be noticed.) For the
+same shape the files are the same, byte for byte. Needs neither vLLM nor torch.
 """
 
 import json
 from collections import Counter
 from itertools import pairwise
+from math import log2
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any
 
 import msgspec
@@ -21,7 +24,7 @@ _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a model. A token's KV takes 4 * layers * kv_heads * head_dim bytes in bfloat16."""
+    """A model's size. In bfloat16 the KV of a token is 4 * layers * kv_heads * head_dim bytes."""
 
     layers: _Size = 4
     hidden: _Size = 256
@@ -57,25 +60,18 @@ def make_model(folder: Path, shape: ModelShape | None = None) -> None:
             "chat_template": _CHAT,
         },
     }
-    texts = {name: json.dumps(content, indent=1) + "\n" for name, content in files.items()}
+    written = {name: json.dumps(c, indent=1).encode() + b"\n" for name, c in files.items()}
+    written["model.safetensors"] = _weights(shape)
     try:
         if folder.exists() and any(folder.iterdir()):
-            if _read(folder) != texts:
+            if {p.name: p.is_file() and p.read_bytes() for p in folder.iterdir()} != written:
                 raise ConfigError(f"{folder}: is not empty, expected a new folder for the model")
             return
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in reversed(texts.items()):  # config.json makes it a model, so it comes last
-            (folder / name).write_text(text, encoding="utf-8")
+        for name in reversed(written):  # config.json is what makes it a model, so it comes last
+            (folder / name).write_bytes(written[name])
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
-
-
-def _read(folder: Path) -> dict[str, str]:
-    """The files of a folder; those that are no text count as empty."""
-    return {
-        path.name: path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        for path in folder.iterdir()
-    }
 
 
 def _config(shape: ModelShape) -> dict[str, Any]:
@@ -101,6 +97,58 @@ def _config(shape: ModelShape) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
         "use_cache": True,
     }
+
+
+def _weights(shape: ModelShape) -> bytes:
+    """The weights in the safetensors format: a length, a header in JSON, and the numbers."""
+    chance = Random(0)
+    tensors: dict[str, tuple[list[int], bytes]] = {}
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        # Numbers whose size keeps that of what is multiplied with them.
+        exponent = round(127 - log2(1.53 * columns**0.5))
+        tensors[f"{name}.weight"] = [rows, columns], _numbers(chance, rows * columns, exponent)
+
+    def norm(name: str, size: int, weight: bytes = b"\x80\x3f") -> None:
+        tensors[f"{name}.weight"] = [size], weight * size
+
+    matrix("model.embed_tokens", VOCABULARY, shape.hidden)
+    for layer in range(shape.layers):
+        at = f"model.layers.{layer}"
+        norm(f"{at}.input_layernorm", shape.hidden)
+        matrix(f"{at}.self_attn.q_proj", shape.heads * shape.head_dim, shape.hidden)
+        matrix(f"{at}.self_attn.k_proj", shape.kv_heads * shape.head_dim, shape.hidden)
+        matrix(f"{at}.self_attn.v_proj", shape.kv_heads * shape.head_dim, shape.hidden)
+        matrix(f"{at}.self_attn.o_proj", shape.hidden, shape.heads * shape.head_dim)
+        # 4.0 makes attention pick a few tokens, wherever they stand; 1.0 would blur them all.
+        norm(f"{at}.self_attn.q_norm", shape.head_dim, b"\x80\x40")
+        norm(f"{at}.self_attn.k_norm", shape.head_dim)
+        norm(f"{at}.post_attention_layernorm", shape.hidden)
+        matrix(f"{at}.mlp.gate_proj", shape.intermediate, shape.hidden)
+        matrix(f"{at}.mlp.up_proj", shape.intermediate, shape.hidden)
+        matrix(f"{at}.mlp.down_proj", shape.hidden, shape.intermediate)
+    norm("model.norm", shape.hidden)
+
+    header: dict[str, Any] = {}
+    end = 0
+    for name, (sizes, data) in tensors.items():
+        begin, end = end, end + len(data)
+        header[name] = {"dtype": "BF16", "shape": sizes, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    parts = [len(text).to_bytes(8, "little"), text, *(data for _, data in tensors.values())]
+    return b"".join(parts)
+
+
+def _numbers(chance: Random, count: int, exponent: int) -> bytes:
+    """Numbers in bfloat16 with random signs and fractions, and one exponent (of base 2, plus 127).
+
+    So no library of arrays is needed: sign, exponent and fraction take 1, 8 and 7 bits.
+    """
+    free = int.from_bytes(b"\x7f\x80" * count, "little")
+    fixed = int.from_bytes((exponent << 7).to_bytes(2, "little") * count, "little")
+    bits = chance.getrandbits(16 * count) & free | fixed
+    return bits.to_bytes(2 * count, "little")
 
 
 _CHAT = (

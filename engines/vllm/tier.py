@@ -1,7 +1,7 @@
 """The CPU tier of a vLLM engine, through vLLM's offloading connector and its extension points.
 
-On a GPU all is vLLM's but the order of eviction (``hear.engines.vllm.tier_order``). Stock vLLM has no
-copying worker for its CPU platform; there, one that copies within host memory is put in its place.
+On a GPU all is vLLM's but the order of eviction (``hear.engines.vllm.tier_order``). Stock vLLM has
+no copying worker for its CPU platform; there, one that copies within host memory takes its place.
 """
 
 from time import perf_counter
@@ -24,7 +24,9 @@ from hear.errors import EngineError
 
 
 class TierSpec(CPUOffloadingSpec):
-    """What vLLM's offloading connector is told to use as ``spec_name`` (see ``tier_config``)."""
+    """What vLLM's offloading connector is told to use (``launch.tier_config``)."""
+
+    _worker: OffloadingWorker | None
 
     def __init__(self, config: OffloadingConfig) -> None:
         """Make the tier's order ours, unless the user has named another.
@@ -57,8 +59,8 @@ class TierSpec(CPUOffloadingSpec):
 class HostWorker(OffloadingWorker):
     """Copies blocks within host memory, at once, on the thread that asks for it.
 
-    For each tensor of the first tier, int8 of shape (blocks, bytes), the second tier is one of shape
-    (chunks * blocks_per_chunk, bytes).
+    For each tensor of the first tier, int8 of shape (blocks, bytes), the second tier has one of
+    shape (chunks * blocks_per_chunk, bytes).
     """
 
     def __init__(

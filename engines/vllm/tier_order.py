@@ -108,7 +108,7 @@ class LeasedFirst(CachePolicy):
     def evict(
         self, n: int, protected: set[OffloadKey]
     ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
-        """Give up ``n`` chunks, none of ``protected``. If there are too few: None, and no change."""
+        """Give up ``n`` chunks, none ``protected``. None, and no change, if there are too few."""
         chosen: dict[OffloadKey, _Place] = {}
         passed: list[_Entry] = []
         while self._heap and len(chosen) < n:

@@ -62,9 +62,10 @@ class _Engine:
     bounds: dict[str, _Bound] = field(default_factory=dict)
     sample: Sample | None = None
 
-    def is_overdue(self, waiting: WaitingRequest, now: float) -> bool:
+    def is_overdue(self, waiting: WaitingRequest, now: float, slack_s: float = 0.0) -> bool:
         bound = self.bounds.get(waiting.request)
-        return bound is not None and now - waiting.since_s > bound.max_wait_s + _ROUNDING_S
+        waited_s = now - waiting.since_s - slack_s
+        return bound is not None and waited_s > bound.max_wait_s + _ROUNDING_S
 
 
 class Audit:
@@ -72,10 +73,14 @@ class Audit:
 
     ``tap`` is given all that is heard, in batches, and the time. It is here so that what is
     recorded and what is checked are the same, and so that a run goes alike with it and without.
+
+    ``slack_s`` is how long after an engine has chosen whom to serve it may tell: who becomes
+    overdue in between was not passed.
     """
 
-    def __init__(self, tap: Tap = lambda envelopes, time_s: None) -> None:
+    def __init__(self, tap: Tap = lambda envelopes, time_s: None, slack_s: float = 0.0) -> None:
         self._tap = tap
+        self._slack_s = slack_s
         self.messages: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.samples: list[Sample] = []
@@ -179,7 +184,11 @@ class Audit:
             engine.bounds.pop(request, None)
         if started and engine.bounds:
             overdue = min(
-                (w.since_s for w in engine.waiting.values() if engine.is_overdue(w, now)),
+                (
+                    w.since_s
+                    for w in engine.waiting.values()
+                    if engine.is_overdue(w, now, self._slack_s)
+                ),
                 default=now,
             )
             for passing in started:

@@ -65,39 +65,8 @@ def replay(
         clock = MockClock(autojump_threshold=0)
         trio.run(run.main, engine, engines, policy, clock=clock)
     run_s = time.perf_counter() - began
-    audit, runners = run.audit, run.runners
-    failures = tuple(
-        f"{r.source} {r.statistics.failure}" for r in runners if r.statistics.failure is not None
-    )
-    problems = audit.problems()
-    if run.num_open_at_policies != audit.num_open:
-        problems.append(f"policies count {run.num_open_at_policies} open operations")
-    row = make_row(
-        run.turns,
-        workload=workload.name,
-        engine=Path(engine).stem,
-        engines=engines,
-        load=load,
-        policy=policy,
-        seed=seed,
-        guard_violations=audit.guard_violations,
-        operations=dict(sorted(audit.outcomes.items())),
-        operations_open=audit.num_open,
-        policy_failures=failures,
-    )
-    cost = ProtocolCost(
-        messages=dict(sorted(audit.messages.items())),
-        decisions={r.source: r.statistics.decisions for r in runners},
-        controls={r.source: r.statistics.controls for r in runners},
-        decide_s={r.source: r.statistics.decide_s for r in runners},
-        run_s=run_s,
-    )
-    return RunResult(
-        row=row,
-        turns=tuple(run.turns),
-        samples=tuple(audit.samples),
-        cost=cost,
-        problems=tuple(problems),
+    return run.result(
+        engine=Path(engine).stem, engines=engines, load=load, policy=policy, seed=seed, run_s=run_s
     )
 
 
@@ -135,15 +104,16 @@ class Replay:
         progress: Callable[[int], None],
         tap: Tap,
         epoch: int = 1,
+        slack_s: float = 0.0,
     ) -> None:
+        """``epoch`` is that of its harness; ``slack_s`` is for the audit of a real engine."""
         self._workload = workload
         self._epoch = epoch
         self._loop = loop
         self._progress = progress
-        self.audit = Audit(tap)
+        self.audit = Audit(tap, slack_s)
         self.turns: list[TurnRecord] = []
         self.runners: tuple[Any, ...] = ()
-        self.num_open_at_policies = 0
         self._children: dict[str, list[Session]] = {}
         for session in workload.sessions:
             if session.parent is not None:
@@ -167,9 +137,48 @@ class Replay:
             await nursery.start(self.audit.run, cluster.bus)
             await self.play(cluster)
             await cluster.stop_policies()
-            self.num_open_at_policies = sum(r.num_open for r in cluster.policies)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
+
+    def result(
+        self, *, engine: str, engines: int, load: float, policy: str, seed: int, run_s: float
+    ) -> RunResult:
+        """What came of it: the row, its turns and samples, what it cost and what was broken."""
+        audit, runners = self.audit, self.runners
+        problems = audit.problems()
+        if (num_open := sum(runner.num_open for runner in runners)) != audit.num_open:
+            problems.append(f"policies count {num_open} open operations")
+        row = make_row(
+            self.turns,
+            workload=self._workload.name,
+            engine=engine,
+            engines=engines,
+            load=load,
+            policy=policy,
+            seed=seed,
+            guard_violations=audit.guard_violations,
+            operations=dict(sorted(audit.outcomes.items())),
+            operations_open=audit.num_open,
+            policy_failures=tuple(
+                f"{runner.source} {runner.statistics.failure}"
+                for runner in runners
+                if runner.statistics.failure is not None
+            ),
+        )
+        cost = ProtocolCost(
+            messages=dict(sorted(audit.messages.items())),
+            decisions={r.source: r.statistics.decisions for r in runners},
+            controls={r.source: r.statistics.controls for r in runners},
+            decide_s={r.source: r.statistics.decide_s for r in runners},
+            run_s=run_s,
+        )
+        return RunResult(
+            row=row,
+            turns=tuple(self.turns),
+            samples=tuple(audit.samples),
+            cost=cost,
+            problems=tuple(problems),
+        )
 
     async def play(self, cluster: Cluster) -> None:
         """Run all sessions on a cluster, to their end."""
@@ -278,6 +287,7 @@ class Replay:
             output_hashes=turn.output_hashes,
             context=session.id,
             context_version=number,
+            prompt=turn.prompt_token_ids,
         )
         try:
             result = await cluster.generate(inference, on_routed=describe)

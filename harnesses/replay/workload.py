@@ -18,7 +18,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     """One request of a session.
 
     ``prompt_hashes`` are the chained hashes of the prompt's full blocks, ``output_hashes`` those
-    of the further blocks that prompt and output fill together, if known. ``at_s`` is the recorded
+    of the further blocks that prompt and output fill together, if known. A real engine is sent
+    ``prompt_token_ids``; a simulated one knows blocks by their hashes. ``at_s`` is the recorded
     arrival in seconds from the start of the workload, None where the turn follows the one before
     it by ``think_s``. ``waits_for`` names sub-agents of this session that have to end first, from
     whose end ``think_s`` then counts. ``pause`` says what the context waited for before this turn.
@@ -28,6 +29,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     output_tokens: int
     prompt_hashes: Sequence[int]
     output_hashes: Sequence[int] = ()
+    prompt_token_ids: Sequence[int] = ()
     at_s: float | None = None
     think_s: float = 0.0
     waits_for: tuple[str, ...] = ()

@@ -522,3 +522,32 @@ def a_block_is_lost_with_each_request(patch: pytest.MonkeyPatch) -> None:
         add(self, request)
 
     patch.setattr(Scheduler, "add", sabotaged)
+
+
+def _at_submission(*, too: bool = False) -> Saboteur:
+    capabilities = SimulatedEngine.capabilities
+
+    def sabotage(patch: pytest.MonkeyPatch) -> None:
+        def sabotaged(self: SimulatedEngine) -> CapabilitiesReported:
+            told = capabilities(self)
+            kinds = tuple(kind for kind in told.controls if too or kind != "prioritise")
+            return msgspec.structs.replace(told, controls=kinds, at_submission=("prioritise",))
+
+        patch.setattr(SimulatedEngine, "capabilities", sabotaged)
+
+    return sabotage
+
+
+SABOTEURS["at_submission_and_whenever"] = _at_submission(too=True), ("HEAR-SUBMIT-1",)
+
+
+@breaks("HEAR-SUBMIT-1")
+def what_comes_too_late_acts(patch: pytest.MonkeyPatch) -> None:
+    _at_submission()(patch)
+    patch.setattr(Intake, "_acts_at_submission", lambda self, operation: False)
+
+
+@breaks("HEAR-SUBMIT-2")
+def submitted_in_words_only(patch: pytest.MonkeyPatch) -> None:
+    _at_submission()(patch)
+    _says_done("_prioritise")(patch)

@@ -162,6 +162,20 @@ def test_one_that_has_not_waited_at_all_may_not_pass_either(run: Run) -> None:
     assert run.audit.guard_violations == 1
 
 
+@pytest.mark.parametrize(("after_s", "violations"), [(40.05, 0), (40.2, 1)])
+def test_who_becomes_overdue_while_an_engine_has_yet_to_tell_whom_it_chose_was_not_passed(
+    run: Run, after_s: float, violations: int
+) -> None:
+    run.audit = Audit(slack_s=0.1)
+    run.guard("early")
+    run.wait("early")
+    run.now = 10
+    run.wait("late")
+    run.now = after_s
+    run.start("late")
+    assert run.audit.guard_violations == violations
+
+
 def test_each_that_passes_is_counted(run: Run) -> None:
     run.guard("early")
     run.wait("early")

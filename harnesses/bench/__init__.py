@@ -1,0 +1,1 @@
+"""``hear bench``: policies side by side on a real engine, in real time."""

@@ -1,0 +1,94 @@
+"""``hear bench`` as a command: processes of its own, its files, and its one line of complaint."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hear import cli
+
+HEAR = (sys.executable, "-m", "hear.cli")
+SMALL = ["--sessions", "3", "--turns", "2", "--context", "300:600", "--rate", "50", "--think", "0"]
+SIMULATED = ["bench", "--engine", "simulated:rtx-pro-6000-qwen3-8b", *SMALL]
+
+
+def test_arms_are_served_by_processes_of_their_own_and_all_is_written(tmp_path: Path) -> None:
+    rows, page, kept = tmp_path / "o.json", tmp_path / "o.html", tmp_path / "w.json"
+    files = ["--json", rows, "--report", page, "--save-workload", kept, "--logs", tmp_path / "logs"]
+    arms = ["--policy", "fcfs,cache-aware+guard:4", "--repeat", "2"]
+    done = subprocess.run(
+        [*HEAR, *SIMULATED, *arms, *map(str, files)], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    written = json.loads(rows.read_text())
+    assert [(row["policy"], row["seed"], row["turns"]) for row in written["rows"]] == [
+        ("fcfs", 1, 6),
+        ("fcfs", 2, 6),
+        ("cache-aware+guard:4", 1, 6),
+        ("cache-aware+guard:4", 2, 6),
+    ]
+    assert written["problems"] == []
+    assert {pair["rounds"] for pair in written["paired"]} == {2}
+    assert "scbench-small" in page.read_text()
+    assert len(json.loads(kept.read_text())) == 2
+    assert "scbench-small on rtx-pro-6000-qwen3-8b" in done.stdout
+    assert "Medians over rounds" in done.stdout
+    assert "every operation ended in exactly one outcome" in done.stdout
+    told = [line.split(": ")[0] for line in done.stderr.splitlines() if line.startswith("round")]
+    assert told == [
+        "round 1 of 2, fcfs",
+        "round 1 of 2, cache-aware+guard:4",
+        "round 2 of 2, cache-aware+guard:4",
+        "round 2 of 2, fcfs",
+    ]
+    assert (tmp_path / "logs" / "1-0" / "engine0.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--engine", "sglang"], "expected vllm, or simulated: and a profile"),
+        (["--engine", "simulated"], "expected vllm, or simulated: and a profile"),
+        (["--engine", "simulated:none.toml"], "none.toml"),
+        (["--engine", "simulated:h100-qwen3-8b", "--model", "m"], "no model or options of vLLM"),
+        (["--policy", "fcfs,fcfs"], "fcfs is named twice"),
+        (["--policy", "cash-aware"], "did you mean 'cache-aware'?"),
+        (["--engine", "simulated:h100-qwen3-8b", "--policy", "stock"], "stock is vLLM without"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--repeat", "0"], "expected a whole number of at least 1"),
+        (["--context", "9"], "expected MIN:MAX"),
+        (["--context", "9:8"], "got 9:8 tokens"),
+        (["--rate", "0"], "rate: got 0"),
+        (["--rate", "nan"], "rate: got nan"),
+        (["--think", "-1"], "think time"),
+        (["--workload", "none.json"], "none.json: cannot be read"),
+        (["--json", "/no/folder/o.json"], "/no/folder/o.json: cannot be written"),
+        (["--engine-url", "http://h:1", "--model", "m"], "runs already"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith("hear: ")
+    assert said.count("\n") == 1
+
+
+def test_an_engine_that_does_not_come_up_is_told_for_each_arm_and_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that is not there: the server ends, whether vLLM is installed or not."""
+    logs = ["--logs", str(tmp_path)]
+    assert cli.main(["bench", "--model", str(tmp_path / "none"), "--policy", "fcfs", *logs]) == 1
+    said = capsys.readouterr().err
+    assert "hear: round 1 of 1, fcfs: engine0: ended with code" in said
+    assert "Traceback" not in said
