@@ -20,6 +20,6 @@ def test_each_order_is_measured_beside_vllms_own(
     figures = msgspec.json.decode(path.read_bytes())["figures"]
     measured = {(figure["what"], figure["who"]) for figure in figures}
     for what in ("take and evict", "give back", "reuse"):
-        assert len({who for each, who in measured if each == what}) == 4
+        assert len({who for each, who in measured if each == what}) == 5
     assert all(figure["median"] > 0 for figure in figures)
     assert "half the pool leased" in capsys.readouterr().out
