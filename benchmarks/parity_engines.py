@@ -19,7 +19,7 @@ from hear.engines.leases import LeaseBook
 from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.profile import Scheduler as Limits
 from hear.engines.simulated.request import SimRequest
-from hear.engines.simulated.scheduler import Scheduler
+from hear.engines.simulated.scheduler import Scheduler, StepPlan
 from hear.operation import Ref
 from hear.seams import InferenceRequest
 
@@ -52,9 +52,13 @@ class Stepped(Protocol):
 
 
 class Simulated:
-    """The simulated engine's scheduler and cache."""
+    """The simulated engine's scheduler and cache.
 
-    def __init__(self, workload: Workload) -> None:
+    With ``keeps_names`` it does as vLLM with the blocks of a request that is preempted after it
+    was given tokens in the same step: they keep the hashes of what will not be computed.
+    """
+
+    def __init__(self, workload: Workload, *, keeps_names: bool = False) -> None:
         self._block_size = workload.block_size
         self._cache = _ToldCache(workload.num_blocks)
         limits = Limits(
@@ -63,7 +67,7 @@ class Simulated:
             order=workload.order,
             reserve_full_prompt=workload.reserve_full_prompt,
         )
-        self._scheduler = _ToldScheduler(limits, self._cache, workload.block_size)
+        self._scheduler = _ToldScheduler(limits, self._cache, workload.block_size, keeps_names)
         self._came = 0
         self._now = 0.0
 
@@ -118,6 +122,12 @@ class _ToldCache(KvCache):
             on_lost=lambda block: None,
         )
         self.evicted: list[int] = []
+        self.keeps_names = False
+
+    def unname_block(self, name: int) -> None:
+        """Does nothing while names are kept."""
+        if not self.keeps_names:
+            super().unname_block(name)
 
     def _evicted(self, name: int, now: float) -> None:
         self.evicted.append(self._copied.get(name, name))
@@ -127,14 +137,27 @@ class _ToldCache(KvCache):
 class _ToldScheduler(Scheduler):
     """Tells whom it preempts."""
 
-    def __init__(self, limits: Limits, cache: KvCache, block_size: int) -> None:
+    def __init__(
+        self, limits: Limits, cache: _ToldCache, block_size: int, keeps_names: bool
+    ) -> None:
         super().__init__(limits, cache, block_size)
+        self._told, self._keeps_names = cache, keeps_names
         self.by_priority = limits.order == "priority"
         self.victims: list[str] = []
 
     def _preempt(self, request: SimRequest, now: float) -> None:
         self.victims.append(request.id)
         super()._preempt(request, now)
+
+    def _take_back(self, plan: StepPlan, request: SimRequest) -> int:
+        if not self._keeps_names:
+            return super()._take_back(plan, request)
+        names = list(request.blocks)
+        self._told.keeps_names = True
+        share = super()._take_back(plan, request)
+        self._told.keeps_names = False
+        request.blocks = names
+        return share
 
 
 class Real:

@@ -43,12 +43,14 @@ class Workload:
 def make_workload(seed: int) -> Workload:
     """Contexts that grow by turns, fork and come back, in a pool that holds a few of them.
 
-    Prompts are cut to fit the pool, since an engine would turn the others away. Every third
-    workload has turns that all end on a block's edge, where a repeated prompt is a special case.
+    Prompts are cut to fit the pool, as an engine would turn the others away. Every third workload
+    has turns that all end on a block's edge, where a repeated prompt is a special case, and every
+    other one long answers from a small pool, so that requests are preempted.
     """
     draw = random.Random(seed)
     block_size = draw.choice((2, 4, 8, 16))
-    num_blocks = draw.randint(6, 60)
+    crowded = seed % 2 == 0
+    num_blocks = draw.randint(6, 24) if crowded else draw.randint(6, 60)
     most_tokens = num_blocks * block_size
     grain = block_size if seed % 3 == 0 else 1
     contexts: list[list[int]] = [[]]
@@ -61,6 +63,8 @@ def make_workload(seed: int) -> Workload:
             history = history[: draw.randint(0, len(history))]  # a fork
         new = grain * draw.randint(0 if history else 1, 6 * block_size // grain)
         output = draw.choice((1, 1, grain, draw.randint(1, 4 * block_size)))
+        if crowded:
+            output = draw.randint(1, most_tokens // 2)
         prompt = [*history, *(draw.randrange(1, 400) for _ in range(new))]
         prompt = prompt[: max(1, most_tokens - output)]
         output = min(output, most_tokens - len(prompt))
@@ -82,9 +86,9 @@ def make_workload(seed: int) -> Workload:
         seed=seed,
         block_size=block_size,
         num_blocks=num_blocks,
-        max_num_seqs=draw.randint(1, 10),
+        max_num_seqs=draw.randint(3 if crowded else 1, 10),
         max_num_batched_tokens=draw.choice((block_size, 3 * block_size, 7 * block_size, 1000)),
         order=draw.choice(("fcfs", "priority")),
-        reserve_full_prompt=draw.random() < 0.7,
+        reserve_full_prompt=draw.random() < 0.6,
         arrivals=tuple(arrivals),
     )

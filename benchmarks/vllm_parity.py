@@ -7,6 +7,12 @@ KV cache manager and block pool run in process, and are told made-up tokens. In 
 must give the same requests the same tokens, in the same order; take the same ones out of the queue,
 with the same reused tokens; preempt the same ones; and give up the same blocks. The first step in
 which a workload differs is printed. Exit status 1 if any does.
+
+One difference is meant. Under priority scheduling a request may be preempted in the very step in
+which it was given tokens. vLLM 0.32 then leaves the blocks that those would have filled under their
+hashes, although nothing was computed, and other requests can find them; the simulated engine takes
+the hashes back. A workload that differs is therefore run again with a simulated engine that leaves
+them too: if it is then alike in every step, that was all, and it is counted apart.
 """
 
 import argparse
@@ -42,7 +48,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Compared:
-    """One workload through both."""
+    """One workload through both. ``kept_names``: alike, but for the difference that is meant."""
 
     seed: int
     requests: int
@@ -51,6 +57,7 @@ class Compared:
     reused_tokens: int = 0
     evictions: int = 0
     preemptions: int = 0
+    kept_names: bool = False
     difference: Difference | None = None
 
 
@@ -71,10 +78,20 @@ class Report:
 
 
 def compare(workload: Workload) -> Compared:
-    """Run a workload through both, up to the first difference."""
+    """Run a workload through both, up to the first difference that is not meant."""
+    compared = _compare(workload, Simulated(workload))
+    if compared.difference is not None and workload.order == "priority":
+        again = _compare(workload, Simulated(workload, keeps_names=True))
+        if again.difference is None:
+            again.kept_names = True
+            return again
+    return compared
+
+
+def _compare(workload: Workload, simulated_engine: Simulated) -> Compared:
     compared = Compared(workload.seed, len(workload.arrivals))
     steps = zip(
-        steps_of(Real(workload), workload), steps_of(Simulated(workload), workload), strict=False
+        steps_of(Real(workload), workload), steps_of(simulated_engine, workload), strict=False
     )
     for number, (real, simulated) in enumerate(steps):
         if real is None or simulated is None:
@@ -142,9 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"workload {compared.seed}, step {difference.step}: {difference.what}")
         console.print(f"  vLLM      {difference.vllm}", markup=False)
         console.print(f"  simulated {difference.simulated}", markup=False)
-    alike = len(report.workloads) - len(report.differing)
+    apart = sum(compared.kept_names for compared in report.workloads)
+    alike = count - len(report.differing) - apart
     console.print(
-        f"{alike} of {count} workloads alike in every step: "
+        f"{alike} of {count} workloads alike in every step, {apart} but for hashes of blocks that "
+        f"were never computed, {len(report.differing)} not: "
         f"{report.total('requests'):,} requests, {report.total('steps'):,} steps, "
         f"{report.total('tokens'):,} tokens computed, {report.total('reused_tokens'):,} reused, "
         f"{report.total('evictions'):,} evictions, {report.total('preemptions'):,} preemptions"

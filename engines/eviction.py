@@ -17,7 +17,8 @@ class EvictionOrder:
     def __init__(self) -> None:
         self._plain: OrderedDict[int, None] = OrderedDict()
         self._ranked: dict[int, Rank] = {}
-        self._heap: list[tuple[Rank, int]] = []
+        # Flat, since a tuple in a tuple is compared at twice the cost.
+        self._heap: list[tuple[float, int, int]] = []
 
     def __len__(self) -> int:
         return len(self._plain) + len(self._ranked)
@@ -41,12 +42,12 @@ class EvictionOrder:
             self._ranked.pop(block, None)
             self._plain[block] = None
             self._plain.move_to_end(block)
-        else:
+        elif self._ranked.get(block) != rank:
             self._plain.pop(block, None)
             self._ranked[block] = rank
-            heappush(self._heap, (rank, block))
+            heappush(self._heap, (*rank, block))
             if len(self._heap) > 2 * len(self._ranked) + 1024:
-                self._heap = [(rank, block) for block, rank in self._ranked.items()]
+                self._heap = [(*rank, block) for block, rank in self._ranked.items()]
                 heapify(self._heap)
 
     def add_first(self, block: int) -> None:
@@ -68,8 +69,8 @@ class EvictionOrder:
         if self._plain:
             return self._plain.popitem(last=False)[0]
         while self._heap:
-            rank, block = heappop(self._heap)
-            if self._ranked.get(block) == rank:
+            key, position, block = heappop(self._heap)
+            if self._ranked.get(block) == (key, position):
                 del self._ranked[block]
                 return block
         raise KeyError("no block to give up")
