@@ -51,6 +51,8 @@ _log = structlog.get_logger("hear.attach")
 
 _UNTOLD = 4_096
 _LOOKS = 3
+_SUBSCRIBED_S = 0.5
+"""By then the publisher knows of its new subscriber; until then it may have lost events."""
 
 
 class AttachedEngine:
@@ -359,10 +361,12 @@ class AttachedEngine:
             return
         async with kv_sockets.connect(self._kv_events, self._kv_replay, self._topic) as kv:
             check_at = trio.current_time()
+            pause_s = min(_SUBSCRIBED_S, self._check_s)
             while True:
                 if kv.can_replay and trio.current_time() >= check_at:
                     self._follower.check()
-                    check_at = trio.current_time() + self._check_s
+                    check_at = trio.current_time() + pause_s
+                    pause_s = self._check_s
                 await self._ask(kv)
                 left_s = check_at - trio.current_time() if kv.can_replay else self._check_s
                 for frames in await kv.receive(max(left_s, 0.0)):
