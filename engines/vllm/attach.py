@@ -210,12 +210,7 @@ class AttachedEngine:
             while self._lost:
                 await self._back.wait()
         own = self._own.begin(request)
-        self._tell(
-            Report(
-                arrived=[own.key],
-                requests=[(own.key, RequestOutcome(status="accepted"))],
-            )
-        )
+        self._tell(Report(arrived=[own.key]))
         self._tell(Report(queue=self._own.changed(waits=own)))  # with the priority that it got
         outcome = RequestOutcome(status="failed", reason="client_gone")
         try:
@@ -260,8 +255,12 @@ class AttachedEngine:
         for id in done:
             del self._kept[id]
         outcome = OperationOutcome(status="completed", control="prioritise")
-        if done:
-            self._tell(Report(operations=[OperationEnded(id, outcome) for id in done]))
+        self._tell(
+            Report(
+                operations=[OperationEnded(id, outcome) for id in done],
+                requests=[(own.key, RequestOutcome(status="accepted"))],
+            )
+        )
 
     def _started(self, own: OwnRequest) -> None:
         self._tell(Report(queue=self._own.changed(started=own)))

@@ -209,7 +209,7 @@ async def test_a_request_that_is_too_long_is_rejected_and_its_priority_fails() -
         assert (result.outcome.status, result.outcome.reason) == ("rejected", "too_long")
         await s.until(lambda: len(s.ends(early)) > 1)
         assert s.ends(early)[1] == ("failed", "request_gone")
-        assert s.request_ends("long") == [("accepted", ""), ("rejected", "too_long")]
+        assert s.request_ends("long") == [("rejected", "too_long")]
 
 
 async def test_a_request_that_is_reused_says_so() -> None:
