@@ -36,6 +36,7 @@ from hear.messages import (
     QueueSnapshot,
     RequestOutcome,
     ResidencyChanged,
+    ResidencyPartial,
     ResidencySnapshot,
     Withdraw,
 )
@@ -664,3 +665,41 @@ async def test_the_next_worker_answers_each_tenant_for_its_own(tmp_path: Path) -
         for tenant, body in bodies.items():
             assert isinstance(body, OperationOutcome)
             assert (body.reason, body.detail) == ("unknown_operation", f"of {tenant}")
+
+
+# -- what a backend cannot tell -------------------------------------------------------------------
+
+
+async def test_a_backend_that_lost_sight_of_its_cache_is_told_of_in_part_under_a_new_number(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench() as b:
+        b.backend.known = False
+        b.backend.chains = [BlocksStored(tier="gpu", prefix_hashes=pack([1]))]
+        b.backend.report(Report(residency_anew=True))
+        await b.settle()
+        assert b.heard[-2].kind == "residency_partial"  # the last is of pressure
+        assert (b.heard[-2].seq, open_body(b.heard[-2])) == (
+            1,
+            ResidencyPartial(chains=tuple(b.backend.chains)),
+        )
+        b.backend.report(Report(blocks=[BlocksStored(tier="gpu", prefix_hashes=pack([2]))]))
+        async with b.bus.subscribe(["state.*.e0.residency.>"], name="late") as late:
+            with trio.fail_after(1):
+                [said] = await late.receive()
+        assert (said.kind, said.seq) == ("residency_partial", 2)
+        b.backend.known = True
+        b.backend.report(Report(residency_anew=True))
+        await b.settle()
+        last = [e for e in b.heard if e.kind.startswith("residency")][-1]
+        assert (last.kind, last.seq) == ("residency_snapshot", 2)
+
+
+async def test_capabilities_that_changed_are_told_with_the_endpoint(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench(endpoint="sim+tcp://here:1") as b:
+        b.backend.report(Report(capabilities=CapabilitiesReported(hash_scheme="found")))
+        await b.settle()
+        told = b.messages(CapabilitiesReported)[-1]
+        assert told == CapabilitiesReported(hash_scheme="found", endpoint="sim+tcp://here:1")
