@@ -260,6 +260,9 @@ class NotingBackend:
     def residency(self) -> Iterable[BlocksStored]:
         return ()
 
+    def residency_known(self) -> bool:
+        return True
+
     def apply(self, operation: Operation) -> Verdict:
         os.write(self._effects, f"{operation.id}\n".encode())
         if isinstance(operation.control, Release):

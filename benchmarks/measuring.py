@@ -14,11 +14,14 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 P = ParamSpec("P")
 
@@ -199,7 +202,7 @@ def print_report(report: Report, console: Console) -> None:
         console.print(note, highlight=False)
 
 
-def as_json(report: Report, sizes: Sizes) -> bytes:
+def as_json(report: Report, sizes: "DataclassInstance") -> bytes:
     """All figures with their samples."""
     rows = [
         {**asdict(figure), "median": figure.middle, "quartiles": figure.spread}

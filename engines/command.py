@@ -68,7 +68,7 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.endpoint is None:
         make_run_directory()
         folder.mkdir(mode=0o700, exist_ok=True)
-    ranks = _ranks(namespace.ranks)
+    ranks = parse_ranks(namespace.ranks)
     backend = plugins.load("engines", namespace.kind)(
         namespace.profile, block_size=namespace.block_size, name=name
     )
@@ -97,7 +97,12 @@ def run(namespace: argparse.Namespace) -> int:
     return run_until_signal(main)
 
 
-def _ranks(text: str) -> dict[str, int]:
+def parse_ranks(text: str) -> dict[str, int]:
+    """What ``--ranks`` says.
+
+    Raises:
+        ConfigError: it is no list of policies and whole numbers.
+    """
     ranks: dict[str, int] = {}
     for word in filter(None, text.split(",")):
         policy, equals, number = word.rpartition("=")

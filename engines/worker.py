@@ -20,11 +20,13 @@ from hear.intake import Intake, Step
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
+    CapabilitiesReported,
     Envelope,
     Key,
     Message,
     RequestOutcome,
     ResidencyChanged,
+    ResidencyPartial,
     ResidencySnapshot,
 )
 from hear.operation import Operation
@@ -81,6 +83,7 @@ class EngineWorker:
         self._intake = Intake(
             engine=name,
             controls=backend.capabilities().controls,
+            at_submission=backend.capabilities().at_submission,
             ranks=ranks,
             epoch=epoch,
             ended=ledger.ended if ledger is not None else (),
@@ -172,7 +175,7 @@ class EngineWorker:
         for provider in (
             self._capabilities,
             self._costs,
-            self._residency_snapshot,
+            self._residency_news,
             self._queue_snapshot,
         ):
             for envelope in provider():
@@ -185,7 +188,12 @@ class EngineWorker:
             assert key.request is not None
             key = self._serving[key.request] = self._at_home(key)
             self._carry_out(self._intake.request_arrived(key, trio.current_time()))
-        if report.blocks:
+        if report.capabilities is not None:
+            self._send(self._snapshot(self._with_endpoint(report.capabilities)))
+        if report.residency_anew:
+            for envelope in self._residency_news():
+                self._send(envelope)
+        elif report.blocks:
             self._publish(ResidencyChanged(changes=tuple(report.blocks)), self._key)
         if report.queue is not None:
             self._publish(report.queue, self._key)
@@ -205,6 +213,8 @@ class EngineWorker:
             self._publish(self._backend.pressure(), self._key)
 
     def _carry_out(self, step: Step) -> None:
+        for operation in step.expect:
+            self._backend.expect(operation)
         for operation in step.revert:
             self._backend.revert(operation)
         if self._ledger is not None:
@@ -258,7 +268,7 @@ class EngineWorker:
     def _snapshot(self, message: Message) -> Envelope:
         return self._sequencer.wrap_snapshot(message, self._key, trio.current_time())
 
-    def _residency_snapshot(self) -> list[Envelope]:
+    def _residency_parts(self) -> list[ResidencySnapshot | ResidencyPartial]:
         parts: list[list[BlocksStored]] = [[]]
         room = SNAPSHOT_BLOCKS
         for chain in self._backend.residency():
@@ -268,10 +278,24 @@ class EngineWorker:
                 room = SNAPSHOT_BLOCKS
             parts[-1].append(chain)
             room -= size
+        kind = ResidencySnapshot if self._backend.residency_known() else ResidencyPartial
         return [
-            self._snapshot(ResidencySnapshot(chains=tuple(chains), part=part, parts=len(parts)))
+            kind(chains=tuple(chains), part=part, parts=len(parts))
             for part, chains in enumerate(parts)
         ]
+
+    def _residency_snapshot(self) -> list[Envelope]:
+        return [self._snapshot(part) for part in self._residency_parts()]
+
+    def _residency_news(self) -> list[Envelope]:
+        first, *others = self._residency_parts()
+        if isinstance(first, ResidencySnapshot):
+            told = self._snapshot(first)
+        else:
+            # It takes a number, so that a reader that does not know the kind misses it, and does
+            # not go on believing what it held.
+            told = self._sequencer.wrap(first, self._key, trio.current_time())
+        return [told, *(self._snapshot(part) for part in others)]
 
     def _queue_snapshot(self) -> list[Envelope]:
         return [self._snapshot(self._backend.queue())]
@@ -280,10 +304,10 @@ class EngineWorker:
         return [self._snapshot(self._backend.pressure())]
 
     def _capabilities(self) -> list[Envelope]:
-        capabilities = self._backend.capabilities()
-        if self._endpoint:
-            capabilities = replace(capabilities, endpoint=self._endpoint)
-        return [self._snapshot(capabilities)]
+        return [self._snapshot(self._with_endpoint(self._backend.capabilities()))]
+
+    def _with_endpoint(self, capabilities: CapabilitiesReported) -> CapabilitiesReported:
+        return replace(capabilities, endpoint=self._endpoint or capabilities.endpoint)
 
     def _costs(self) -> list[Envelope]:
         return [self._snapshot(self._backend.costs())]

@@ -20,12 +20,14 @@ from hear.errors import BusError, ConfigError, EngineError
 from hear.intake import Intake, Step
 from hear.messages import (
     DEFAULT_TENANT,
+    Cancel,
     CapabilitiesReported,
     Envelope,
     Key,
     Message,
     OperationOutcome,
     Route,
+    Withdraw,
 )
 from hear.operation import Operation
 from hear.seams import (
@@ -192,6 +194,8 @@ class Dispatcher:
         return None
 
     def _apply(self, operation: Operation) -> Verdict:
+        if isinstance(operation.control, Cancel | Withdraw):
+            return Verdict("completed")  # what it ends was reverted before
         held = self._held[operation.key.request or ""]
         if held.engine is not None:
             return Verdict("rejected", "already_routed", held.engine)

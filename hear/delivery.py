@@ -76,6 +76,7 @@ class Arrival(Enum):
 SNAPSHOT_KINDS = frozenset(
     {
         "residency_snapshot",
+        "residency_partial",
         "queue_snapshot",
         "pressure_reported",
         "capabilities_reported",

@@ -17,6 +17,7 @@ from hear.messages import (
     QueueChanged,
     QueueSnapshot,
     ResidencyChanged,
+    ResidencyPartial,
     ResidencySnapshot,
     WaitingRequest,
 )
@@ -34,8 +35,9 @@ class EngineView:
 
     ``waiting`` maps the ids of waiting requests to how they stand; ``running`` holds the ids of
     those in the batch, in the order in which they started. Both are unreliable while
-    ``queue_known`` is False, and ``residency`` is while ``residency_known`` is. ``heard`` is the
-    place of its last message among those of all engines.
+    ``queue_known`` is False, and ``residency`` is while ``residency_known`` is; except that while
+    ``residency_partial`` is True, the blocks in it are held, and it is not known which others are.
+    ``heard`` is the place of its last message among those of all engines.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,7 +52,8 @@ class EngineView:
         self.queue_known = False
         self.residency = ResidencyDirectory()
         self.residency_known = False
-        self._snapshot_seq = 0
+        self.residency_partial = False
+        self._snapshot_of = 0, True
         self._next_part = 0
         self._heard_s: dict[str, float] = {}
         self._asked_s: dict[str, float] = {}
@@ -59,6 +62,11 @@ class EngineView:
     def targets(self) -> tuple[str, ...]:
         """The engines that a pool sends requests to; none of an engine that serves by itself."""
         return self.capabilities.targets if self.capabilities is not None else ()
+
+    @property
+    def residency_listed(self) -> bool:
+        """Whether ``residency`` lists blocks that are held, be they all of them or not."""
+        return self.residency_known or self.residency_partial
 
     def age_s(self, stream: str, now: float) -> float | None:
         """Seconds since ``stream`` (residency, queue, pressure, ...) was heard; None if never."""
@@ -71,7 +79,7 @@ class EngineView:
         self.waiting.clear()
         self.running.clear()
         self.residency.clear()
-        self.residency_known = self.queue_known = False
+        self.residency_known = self.residency_partial = self.queue_known = False
         self._next_part = 0
         self._asked_s.clear()
 
@@ -88,7 +96,7 @@ class EngineView:
             case ResidencyChanged():
                 self._heard_s["residency"] = time_s
                 return self._change_residency(message, arrival, time_s, seq)
-            case ResidencySnapshot():
+            case ResidencySnapshot() | ResidencyPartial():
                 self._heard_s["residency"] = time_s
                 return self._replace_residency(message, time_s, seq)
             case QueueChanged():
@@ -115,10 +123,10 @@ class EngineView:
     ) -> bool:
         if arrival is Arrival.GAP:
             return self._lose_residency(time_s)
-        if arrival is Arrival.NEXT and seq == 1 and not self.residency_known:
+        if arrival is Arrival.NEXT and seq == 1 and not self.residency_listed:
             self.residency.clear()  # of what a snapshot that did not come whole may have left
             self.residency_known = True  # before its first change a stream is empty
-        if not self.residency_known:
+        if not self.residency_listed:
             return self._asks("residency", time_s)
         try:
             self.residency.apply_all(message.changes)
@@ -127,14 +135,18 @@ class EngineView:
             raise
         return False
 
-    def _replace_residency(self, message: ResidencySnapshot, time_s: float, seq: int) -> bool:
-        if message.parts > 1 and self.residency_known and seq == self._snapshot_seq:
+    def _replace_residency(
+        self, message: ResidencySnapshot | ResidencyPartial, time_s: float, seq: int
+    ) -> bool:
+        whole = isinstance(message, ResidencySnapshot)
+        said = self.residency_known if whole else self.residency_partial
+        if message.parts > 1 and said and (seq, whole) == self._snapshot_of:
             return False  # delivered twice, and nothing has changed since
         if message.part == 0:
             self.residency.clear()
-            self._snapshot_seq = seq
+            self._snapshot_of = seq, whole
             self._next_part = 0
-        if message.part != self._next_part or seq != self._snapshot_seq:
+        if message.part != self._next_part or (seq, whole) != self._snapshot_of:
             return self._lose_residency(time_s)  # some part of it was lost
         try:
             self.residency.apply_all(message.chains)
@@ -142,12 +154,14 @@ class EngineView:
             self._lose_residency(time_s)
             raise
         self._next_part += 1
-        self.residency_known = self._next_part >= message.parts
+        complete = self._next_part >= message.parts
+        self.residency_known = complete and whole
+        self.residency_partial = complete and not whole
         return False
 
     def _lose_residency(self, time_s: float) -> bool:
         self.residency.clear()
-        self.residency_known = False
+        self.residency_known = self.residency_partial = False
         self._next_part = 0
         self._asked_s["residency"] = time_s
         return True

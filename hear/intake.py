@@ -46,9 +46,10 @@ class Answer:
 class Step:
     """What the driver has to do, in this order."""
 
+    expect: list[Operation] = field(default_factory=list)
     revert: list[Operation] = field(default_factory=list)
-    apply: list[Operation] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    apply: list[Operation] = field(default_factory=list)
 
 
 class Intake:
@@ -59,6 +60,7 @@ class Intake:
         *,
         engine: str,
         controls: Iterable[str],
+        at_submission: Iterable[str] = (),
         ranks: dict[str, int] | None = None,
         epoch: int = 1,
         ended: Iterable["Answer"] = (),
@@ -67,12 +69,15 @@ class Intake:
     ) -> None:
         """``controls`` are the kinds that the engine supports; ``remember`` bounds memory.
 
+        ``at_submission`` are those that act on a request only as it arrives.
+
         ``epoch`` is the incarnation of the engine; whoever restarts it sets it anew. ``ended`` is
         how operations ended in earlier ones, oldest first.
         """
         self.engine = engine
         self.epoch = epoch
-        self._controls = frozenset(controls) | {"cancel", "withdraw"}
+        self._at_submission = frozenset(at_submission)
+        self._controls = frozenset(controls) | self._at_submission | {"cancel", "withdraw"}
         self._arbiter = Arbiter(ranks)
         self._max_open = max_open
         self._remember = remember
@@ -161,8 +166,15 @@ class Intake:
                 step.answers.append(self._outcome(operation, "accepted"))
                 self._parked.setdefault(key.request, {})[operation.id] = operation
                 self._arm(operation)
+                step.expect.append(operation)
+        elif self._acts_at_submission(operation):
+            detail = "it acts only if it comes before its request"
+            self._end(step, operation, "rejected", "already_submitted", detail)
         else:
             self._arbitrate(step, operation)
+
+    def _acts_at_submission(self, operation: Operation) -> bool:
+        return str(operation.control.__struct_config__.tag) in self._at_submission
 
     def _check(self, operation: Operation) -> tuple[str, str] | None:
         """The reason code and detail for which a control is turned down at the door."""
@@ -226,8 +238,7 @@ class Intake:
             self._end(step, operation, "rejected", "not_yours", control.target)
         else:
             self._stop(step, target, "cancelled", operation.id)
-            self._accept(operation)
-            self._end(step, operation, "completed")
+            step.apply.append(operation)  # it is completed when what was reverted is gone
 
     def _withdraw(self, step: Step, operation: Operation) -> None:
         source = operation.source
@@ -238,8 +249,7 @@ class Intake:
         for target in [op for op in self._open.values() if op.source == source]:
             if target is not operation:
                 self._stop(step, target, "withdrawn", operation.id)
-        self._accept(operation)
-        self._end(step, operation, "completed")
+        step.apply.append(operation)
 
     def _stop(self, step: Step, target: Operation, reason: str, detail: str) -> None:
         if not self._unpark(target):
@@ -270,8 +280,9 @@ class Intake:
                 return step
         self._end(step, operation, verdict.status, verdict.reason, verdict.detail, verdict.fallback)
         # What is done to a request stands until the request ends; all else has left nothing that
-        # a later control would have to respect.
-        if verdict.status != "completed" or AXES[type(operation.control)] in _CONTEXT_AXES:
+        # a later control would have to respect, nor does what nobody can change or undo any more.
+        stands = verdict.status == "completed" and not self._acts_at_submission(operation)
+        if not stands or AXES[type(operation.control)] in _CONTEXT_AXES:
             self._drop_claim(operation)
         return step
 

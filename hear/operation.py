@@ -7,7 +7,7 @@ ends exactly once (paper, section 3.3: acceptance is not completion).
 from typing import Final, Literal
 
 from hear.errors import LocalProtocolError
-from hear.messages import Control, Key, OperationStatus
+from hear.messages import DEFAULT_TENANT, Control, Key, OperationStatus
 
 Phase = Literal["submitted", "accepted", "completed", "rejected", "unsupported", "failed"]
 
@@ -30,7 +30,7 @@ TERMINAL: Final[frozenset[Phase]] = frozenset(p for p, after in TRANSITIONS.item
 class Operation:
     """One control on its way, from submission to its one terminal outcome."""
 
-    __slots__ = ("control", "deadline_s", "id", "key", "phase", "source", "submitted_s")
+    __slots__ = ("control", "deadline_s", "id", "key", "phase", "source", "submitted_s", "tenant")
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Operation:
         source: str,
         submitted_s: float,
         deadline_s: float,
+        tenant: str = DEFAULT_TENANT,
     ) -> None:
         self.id = id
         self.control = control
@@ -48,6 +49,7 @@ class Operation:
         self.source = source
         self.submitted_s = submitted_s
         self.deadline_s = deadline_s
+        self.tenant = tenant
         self.phase: Phase = "submitted"
 
     @property

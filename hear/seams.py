@@ -186,12 +186,17 @@ class Report:
     """What happened in an engine since its last report.
 
     ``arrived`` holds keys of new requests; ``verdicts`` what became of operations, by id, of which
-    ``EngineBackend.apply`` could not tell at once.
+    ``EngineBackend.apply`` could not tell at once. ``residency_anew``: the backend has lost sight
+    of what the engine holds, or found it again, so all is to be told anew, and ``blocks`` of such a
+    report say nothing. ``capabilities`` is what the engine can do, where that has changed other
+    than in its controls.
     """
 
     arrived: list[Key] = field(default_factory=list)
     verdicts: list[tuple[str, Verdict]] = field(default_factory=list)
     blocks: list[BlockChange] = field(default_factory=list)
+    residency_anew: bool = False
+    capabilities: CapabilitiesReported | None = None
     queue: QueueChanged | None = None
     operations: list[OperationEnded] = field(default_factory=list)
     requests: list[tuple[Key, RequestOutcome]] = field(default_factory=list)
@@ -220,11 +225,24 @@ class EngineBackend(Protocol):
         """All resident blocks, as chains, in any order."""
         ...
 
+    def residency_known(self) -> bool:
+        """Whether ``residency`` is all that is resident, and not only what is known of."""
+        ...
+
     def apply(self, operation: Operation) -> Verdict | None:
         """Carry out a control, or begin to.
 
         None if only the engine's own thread can tell how it goes: the verdict then comes in a
         ``Report``, in the order in which operations were handed over, or the deadline passes.
+        A ``Cancel`` or ``Withdraw`` comes after the reverts that it brings about, and is completed
+        when their effects are gone.
+        """
+        ...
+
+    def expect(self, operation: Operation) -> None:
+        """A control is kept for a request that has not come.
+
+        When it comes, it must not start before the worker has been told of it and has answered.
         """
         ...
 

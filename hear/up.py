@@ -34,18 +34,31 @@ from hear.supervisor import Part, Supervisor
 _log = structlog.get_logger("hear.up")
 
 READY_S: Final = 15.0
+LAUNCHED_READY_S: Final = 300.0
+"""The same if there are engines of other kinds, which may load a model first."""
+
 _BUS: Final = "bus"
+_OF_SIMULATED: Final = ("profile", "block_size")
+_OF_LAUNCHED: Final = ("model", "options", "cpu_tier_gib")
 _Name = Annotated[str, Meta(pattern=f"^{NAME}$")]
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ``[[engine]]``. Without a name it gets ``engine0``, ``engine1``, ..."""
+    """One ``[[engine]]``. Without a name it gets ``engine0``, ``engine1``, ...
+
+    A kind is simulated in a process of HEAR's own (``hear.engines``: ``profile`` and
+    ``block_size``), or real and has a launcher (``hear.launchers``: ``model``, ``options`` of its
+    server and ``cpu_tier_gib``).
+    """
 
     name: _Name | None = None
     kind: str = "simulated"
-    profile: str = "h100-qwen3-8b"
-    block_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 512
     endpoint: str | None = None
+    profile: str | None = None
+    block_size: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    model: str | None = None
+    options: tuple[str, ...] | None = None
+    cpu_tier_gib: Annotated[float, Meta(gt=0)] | None = None
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,20 +146,37 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
     keys = [] if config.keys is None else ["--keys", str(base / config.keys)]
     parts = [_part(_BUS, ["--bus", url, *keys])]
     ranks = ",".join(f"{name}={rank}" for name, rank, _ in policies)
-    for name, engine in zip(names, config.engine, strict=True):
-        # Made once here, so that what cannot be used is said before anything starts.
-        plugins.load("engines", engine.kind)(
-            engine.profile, block_size=engine.block_size, name=name
-        )
-        arguments = [name, "--bus", url, *key, "--kind", engine.kind, "--profile", engine.profile]
-        arguments += ["--block-size", str(engine.block_size)]
-        arguments += ["--ledger", str(state / f"{name}.ledger")]
-        arguments += ["--endpoint", engine.endpoint] if engine.endpoint else []
-        arguments += ["--ranks", ranks] if ranks else []
-        parts.append(_part("engine", arguments, name))
+    for place, (name, engine) in enumerate(zip(names, config.engine, strict=True)):
+        # What all kinds are told in the same words.
+        joining = ["--bus", url, *key]
+        joining += ["--endpoint", engine.endpoint] if engine.endpoint else []
+        joining += ["--ranks", ranks] if ranks else []
+        launched = engine.kind in plugins.names("launchers")
+        for setting in _OF_SIMULATED if launched else _OF_LAUNCHED:
+            if getattr(engine, setting) is not None:
+                at = _at(path, f"engine[{place}].{setting}")
+                raise ConfigError(f"{at}: an engine of kind {engine.kind!r} has no such setting")
+        if launched:
+            launch = plugins.load("launchers", engine.kind)
+            command = launch(engine, name=name, joining=joining)
+            parts.append(Part(name, (sys.executable, "-m", "hear.cli", *command)))
+        else:
+            ledger = ["--ledger", str(state / f"{name}.ledger")]
+            parts.append(_part("engine", [*_simulated(engine, name), *joining, *ledger], name))
     for name, _, spec in policies:
         parts.append(_part("policy", [spec, "--name", name, "--bus", url, *key], name))
     return url, parts
+
+
+def _simulated(engine: EngineConfig, name: str) -> list[str]:
+    profile = engine.profile or "h100-qwen3-8b"
+    block_size = engine.block_size or 512
+    # Made once here, so that what cannot be used is said before anything starts.
+    plugins.load("engines", engine.kind)(profile, block_size=block_size, name=name)
+    return [
+        *(name, "--kind", engine.kind, "--profile", profile),
+        *("--block-size", str(block_size)),
+    ]
 
 
 def engine_names(config: ClusterConfig) -> list[str]:
@@ -190,7 +220,10 @@ def _part(kind: str, arguments: list[str], name: str | None = None) -> Part:
 async def _tell_when_ready(url: str, config: ClusterConfig, path: Path | None) -> None:
     expected = set(engine_names(config))
     key = None if config.key is None else _base(path) / config.key
-    with trio.move_on_after(READY_S):
+    launchers = plugins.names("launchers")
+    launched = any(engine.kind in launchers for engine in config.engine)
+    within_s = LAUNCHED_READY_S if launched else READY_S
+    with trio.move_on_after(within_s):
         while True:
             try:
                 async with connected(url, name=own_name("up"), key=key) as bus:
@@ -199,7 +232,7 @@ async def _tell_when_ready(url: str, config: ClusterConfig, path: Path | None) -
                 return
             except BusError:
                 await trio.sleep(0.1)
-    _log.warning("cluster.not_ready", bus=url, missing=sorted(expected), after_s=READY_S)
+    _log.warning("cluster.not_ready", bus=url, missing=sorted(expected), after_s=within_s)
 
 
 async def _hear_engines(bus: Bus, expected: set[str]) -> None:

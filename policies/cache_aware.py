@@ -73,7 +73,7 @@ class CacheAware:
         for (name, request), anew in fresh.items():
             yield from self._follow(h, s[name], request, anew)
         for view in s.values():
-            if not view.residency_known:
+            if not view.residency_listed:
                 continue  # what is believed of it may be wrong; the last order stands
             for request in view.residency.take_changed():
                 yield from self._prioritise(h, view, request)
@@ -99,7 +99,7 @@ class CacheAware:
             # One that was preempted comes back with the priority that it had.
             priorities.setdefault(request, waiting.priority)
             view.residency.watch(request, hashes)
-        if view.residency_known:
+        if view.residency_listed:
             yield from self._prioritise(h, view, request)
 
     def _forget(self, view: EngineView, request: str) -> None:

@@ -228,7 +228,7 @@ class CacheAwareRouting(_Routing):
     ) -> _Estimate:
         """Estimate for an engine; one without a rate of its own is as fast as the ``slowest``."""
         description = request.description
-        if view is None or not view.residency_known:
+        if view is None or not view.residency_listed:
             reused = fast = 0
         else:
             coming = self._coming.get(engine, _NOTHING)
@@ -239,7 +239,7 @@ class CacheAwareRouting(_Routing):
         to_compute = max(
             description.prompt_tokens - reused * size, min(1, description.prompt_tokens)
         )
-        known = view is not None and view.residency_known
+        known = view is not None and view.residency_listed
         if not slowest:
             rate, ahead = 1.0, float(self._backlogs.outstanding(engine))
         else:

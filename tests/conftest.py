@@ -1,7 +1,12 @@
-"""What all tests share: how Hypothesis searches. HYPOTHESIS_PROFILE=explore searches at random."""
+"""What all tests share: how Hypothesis searches, and that vLLM is there where it has to be.
+
+HYPOTHESIS_PROFILE=explore searches at random. With HEAR_REQUIRE_VLLM a run fails if a test was
+skipped because vLLM is not installed.
+"""
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # The same examples in every run, so that a failure in CI is one at any desk, and no deadline, since
@@ -9,3 +14,16 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.register_profile("explore", deadline=None, max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Turn a run that was to test with vLLM, and did not, into a failed one."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not os.environ.get("HEAR_REQUIRE_VLLM") or reporter is None:
+        return
+    reasons = [str(report.longrepr) for report in reporter.stats.get("skipped", ())]
+    missed = [reason for reason in reasons if "vllm" in reason and "not installed" in reason]
+    if missed:
+        reporter.ensure_newline()
+        reporter.write_line(f"{len(missed)} tests need vLLM: {missed[0]}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

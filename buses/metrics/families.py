@@ -22,7 +22,7 @@ REASONS: Final = frozenset(
         *("no_room", "not_resident", "not_this_engine", "not_yours", "outranked", "overloaded"),
         *("protected", "released", "renewed", "replaced", "request_gone", "stale_version"),
         *("too_long", "unknown_context", "unknown_engine", "unknown_mode", "unknown_operation"),
-        *("unknown_tier", "already_routed"),
+        *("unknown_tier", "already_routed", "already_submitted"),
         *("unsupported_control", "withdrawn", "wrong_engine", "yielded"),
     )
 )

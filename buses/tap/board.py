@@ -52,6 +52,7 @@ class EnginePicture:
     num_running: int | None
     tiers: tuple[TierPicture, ...]
     residency_known: bool
+    residency_partial: bool
     num_blocks: int
     preemptions: int
     backlog_s: float
@@ -184,6 +185,7 @@ class Board:
             num_running=len(view.running) if view.queue_known else None,
             tiers=tuple(_tiers(view)),
             residency_known=view.residency_known,
+            residency_partial=view.residency_partial,
             num_blocks=view.residency.num_blocks(),
             preemptions=pressure.preemptions if pressure else 0,
             backlog_s=pressure.load_backlog_s if pressure else 0.0,

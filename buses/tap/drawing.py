@@ -61,6 +61,8 @@ def _engine(engine: EnginePicture) -> Text:
     lines += [_tier(tier) for tier in engine.tiers]
     if engine.residency_known:
         lines.append(Text(f"residency {engine.num_blocks:,} blocks"))
+    elif engine.residency_partial:
+        lines.append(Text(f"residency {engine.num_blocks:,} blocks, others unknown", "yellow"))
     else:
         lines.append(Text("residency unknown", "yellow"))
     return Text("\n").join(lines)

@@ -45,6 +45,7 @@ from hear.messages import (
     RequestOutcome,
     RequestReadinessChanged,
     ResidencyChanged,
+    ResidencyPartial,
     ResidencySnapshot,
     Retain,
     ReuseExpected,
@@ -286,12 +287,14 @@ def _residency_changed(key: Key, m: ResidencyChanged) -> str:
     return ", ".join(said) or "reports no change of residency"
 
 
-def _residency(key: Key, m: ResidencySnapshot) -> str:
+def _residency(key: Key, m: ResidencySnapshot | ResidencyPartial) -> str:
     held: Counter[str] = Counter()
     for chain in m.chains:
         held[chain.tier] += _num_blocks(chain.prefix_hashes)
     said = ", ".join(f"{_many(number, 'block')} on {tier}" for tier, number in held.items())
     part = f" (part {m.part + 1} of {m.parts})" if m.parts > 1 else ""
+    if isinstance(m, ResidencyPartial):
+        return f"holds {said or 'blocks'} and cannot tell what else{part}"
     return f"holds {said or 'no blocks'}{part}"
 
 
@@ -421,6 +424,7 @@ WORDS: Final[dict[type[Message], Callable[[Key, Any], str]]] = {
     ReuseExpected: _reuse,
     WorkflowDescribed: _workflow,
     ResidencyChanged: _residency_changed,
+    ResidencyPartial: _residency,
     ResidencySnapshot: _residency,
     QueueChanged: _queue_changed,
     QueueSnapshot: _queue,

@@ -19,6 +19,7 @@ from hear.messages import (
     RequestDescribed,
     RequestOutcome,
     ResidencyChanged,
+    ResidencyPartial,
     ResidencySnapshot,
 )
 from hear.recording import Noted, Record
@@ -139,6 +140,8 @@ class Around:
                 self._change_residence(message, arrival, envelope)
             case ResidencySnapshot():
                 self.residence.replace(message.chains, message.part, message.parts, time_s)
+            case ResidencyPartial():
+                self._lose_cache(time_s, f"{self._engine} lost sight of a part of its cache")
             case PressureReported():
                 for tier in message.tiers:
                     if tier.tier == "gpu" and tier.num_blocks:

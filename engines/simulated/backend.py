@@ -11,9 +11,9 @@ from math import inf
 import trio
 
 from hear.blocks import pack
+from hear.engines.leases import LeaseBook
 from hear.engines.simulated.controls import Controls, ServedContext
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
-from hear.engines.simulated.leases import LeaseBook
 from hear.engines.simulated.profile import EngineProfile, load_profile
 from hear.engines.simulated.reporting import (
     MODES,
@@ -62,7 +62,7 @@ class SimulatedEngine:
 
     def _start_empty(self) -> None:
         limits = self.profile.scheduler
-        self._leases = LeaseBook(limits.retention_decay_s)
+        self._leases: LeaseBook[str] = LeaseBook(limits.retention_decay_s)
         self.cache = KvCache(
             num_gpu_blocks=self.profile.num_blocks(GPU, self.block_size),
             num_cpu_blocks=self.profile.num_blocks(CPU, self.block_size),
@@ -203,11 +203,18 @@ class SimulatedEngine:
         """All resident blocks, as chains."""
         return self.cache.chains()
 
+    def residency_known(self) -> bool:
+        """Always: it looks at the cache itself."""
+        return True
+
     def apply(self, operation: Operation) -> Verdict:
         """Carry out a control, or begin to."""
         verdict = self._controls.apply(operation, trio.current_time())
         self._wake.set()
         return verdict
+
+    def expect(self, operation: Operation) -> None:
+        """Nothing to do: a request is announced in the moment in which it comes."""
 
     def revert(self, operation: Operation) -> None:
         """End what an operation still effects."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hear.blocks import unpack
+from hear.engines.leases import Lease, LeaseBook
 from hear.engines.simulated.kv_cache import KvCache
-from hear.engines.simulated.leases import Lease, LeaseBook
 from hear.engines.simulated.placement import Placement
 from hear.engines.simulated.profile import Scheduler as Limits
 from hear.engines.simulated.reporting import MODES
@@ -19,6 +19,7 @@ from hear.errors import RemoteProtocolError
 from hear.messages import (
     Admit,
     BoundWait,
+    Cancel,
     Configure,
     Control,
     Hold,
@@ -29,6 +30,7 @@ from hear.messages import (
     Release,
     Retain,
     Route,
+    Withdraw,
 )
 from hear.operation import Operation
 from hear.seams import InferenceRequest, OperationEnded, Verdict
@@ -54,7 +56,7 @@ class Controls:
         limits: Limits,
         scheduler: Scheduler,
         cache: KvCache,
-        leases: LeaseBook,
+        leases: LeaseBook[str],
         requests: dict[str, SimRequest],
         contexts: dict[str, ServedContext],
         submit: Callable[[InferenceRequest], SimRequest],
@@ -99,6 +101,8 @@ class Controls:
 
     def apply(self, operation: Operation, now: float) -> Verdict:
         """Carry out a control, or begin to."""
+        if isinstance(operation.control, Cancel | Withdraw):
+            return DONE  # what it ends was reverted before
         try:
             verdict = self._handlers[type(operation.control)](operation, now)
         except RemoteProtocolError as error:
@@ -223,7 +227,7 @@ class Controls:
             self._cache.rerank(served.blocks)
         return DONE
 
-    def end_lease(self, lease: Lease, status: str, reason: str, detail: str = "") -> None:
+    def end_lease(self, lease: Lease[str], status: str, reason: str, detail: str = "") -> None:
         """A lease is over, and its blocks go back in line."""
         self._cache.rerank(self._leases.drop(lease))
         self._end(lease.operation, status, reason, detail)

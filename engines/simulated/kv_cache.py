@@ -2,7 +2,8 @@
 
 The GPU tier follows vLLM V1's block pool: full blocks are found by their chained hash, blocks in
 use have a reference count, free ones stay reusable until their room is needed, and the end of a
-prompt is given up before its start. The CPU tier is inclusive (it gets a copy of each block as it
+prompt is given up before its start. As there, requests that compute the same block side by side
+have a copy of it each, and all copies stay reusable. The CPU tier is inclusive (it gets a copy of each block as it
 is computed, as an offloading connector does) or exclusive (it gets what the GPU evicts). Copies
 travel over one link each way, first come first served.
 """
@@ -12,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from hear.blocks import pack
+from hear.engines.eviction import EvictionOrder
+from hear.engines.leases import LeaseBook
 from hear.engines.residents import chains_of
-from hear.engines.simulated.eviction import EvictionOrder
-from hear.engines.simulated.leases import LeaseBook
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored, TierPressure
 
 GPU: Final = "gpu"
@@ -22,7 +23,11 @@ CPU: Final = "cpu"
 
 
 class KvCache:
-    """The blocks of one engine. ``None`` stands for a GPU block without a hash."""
+    """The blocks of one engine.
+
+    A GPU block is named by its hash, and each further copy by a negative number of its own; what a
+    request holds are these names, and ``None`` for a block without a hash. All else is by hash.
+    """
 
     def __init__(
         self,
@@ -31,7 +36,7 @@ class KvCache:
         num_cpu_blocks: int,
         inclusive: bool,
         block_transfer_s: float,
-        leases: LeaseBook,
+        leases: LeaseBook[str],
         on_lost: Callable[[int], None],
     ) -> None:
         """``on_lost`` is told of each block that has just left its last tier."""
@@ -44,6 +49,10 @@ class KvCache:
         self._refs: dict[int, int] = {}
         self._free = EvictionOrder()
         self._num_plain_free = num_gpu_blocks
+        # The names of a hash's blocks, oldest first, unless it is just the hash; and back.
+        self._copies: dict[int, list[int]] = {}
+        self._copied: dict[int, int] = {}
+        self._num_copied = 0
         self._cpu = EvictionOrder()
         self._parents: dict[int, int | None] = {}
         self._storing: deque[tuple[float, int, int | None]] = deque()
@@ -61,7 +70,7 @@ class KvCache:
 
     def on_gpu(self, block: int) -> bool:
         """Whether the GPU holds a block."""
-        return block in self._refs or block in self._free
+        return block in self._refs or block in self._free or block in self._copies
 
     def on_cpu(self, block: int) -> bool:
         """Whether the CPU holds a block."""
@@ -69,7 +78,7 @@ class KvCache:
 
     def in_use(self, block: int) -> bool:
         """Whether a request holds a block on the GPU."""
-        return block in self._refs
+        return any(name in self._refs for name in self._copies.get(block, (block,)))
 
     def match(self, hashes: Sequence[int], limit: int) -> tuple[int, int]:
         """How many of the first ``limit`` blocks the GPU holds, and the CPU from there on."""
@@ -83,7 +92,7 @@ class KvCache:
 
     def fits(self, hits: Sequence[int], num_new: int) -> bool:
         """Whether ``num_new`` blocks can be had while ``hits`` are kept."""
-        kept = sum(1 for block in hits if block in self._free)
+        kept = sum(1 for name in self._names_of(hits) if name in self._free)
         return num_new + kept <= self.num_allocatable
 
     def pressure(self) -> tuple[TierPressure, TierPressure]:
@@ -132,13 +141,15 @@ class KvCache:
 
     # -- GPU blocks ---------------------------------------------------------------------------
 
-    def acquire(self, hits: Sequence[int]) -> None:
-        """Take a reference to blocks that the GPU holds."""
-        for block in hits:
-            refs = self._refs.get(block, 0)
+    def acquire(self, hits: Sequence[int]) -> list[int]:
+        """Take a reference to blocks that the GPU holds; returns their names."""
+        names = self._names_of(hits)
+        for name in names:
+            refs = self._refs.get(name, 0)
             if refs == 0:
-                self._free.discard(block)
-            self._refs[block] = refs + 1
+                self._free.discard(name)
+            self._refs[name] = refs + 1
+        return names
 
     def allocate(self, count: int, now: float) -> None:
         """Take ``count`` blocks without a hash, evicting as needed; they must fit."""
@@ -147,46 +158,44 @@ class KvCache:
         for _ in range(count - plain):
             self._evicted(self._free.pop(), now)
 
-    def name_block(self, block: int, parent: int | None, now: float) -> bool:
-        """Give a block that was allocated its hash, as it becomes full.
-
-        Returns False if the GPU has another block of that hash; then it stays without.
-        """
-        if not self.loaded(block, parent, now):
-            return False
-        if self.inclusive:
+    def name_block(self, block: int, parent: int | None, now: float) -> int:
+        """Give a block that was allocated its hash, as it becomes full; returns its name."""
+        name = self.loaded(block, parent, now)
+        if self.inclusive and name == block:
             self.store(block, now)
-        return True
+        return name
 
-    def unname_block(self, block: int) -> None:
+    def unname_block(self, name: int) -> None:
         """Take its hash from a block that will not become full after all; it stays allocated."""
-        del self._refs[block]
-        if block in self._storing_blocks:
-            self._storing_blocks.discard(block)
-            self._storing = deque(copy for copy in self._storing if copy[1] != block)
-        self._left(GPU, block)
+        del self._refs[name]
+        if name in self._storing_blocks and name not in self._copies:
+            self._storing_blocks.discard(name)
+            self._storing = deque(copy for copy in self._storing if copy[1] != name)
+        self._forget(name)
 
-    def release(self, blocks: Sequence[int | None], now: float) -> None:
+    def release(self, names: Sequence[int | None], now: float) -> None:
         """Give back the blocks of a request, in prompt order."""
-        for block in reversed(blocks):
-            if block is None:
+        for name in reversed(names):
+            if name is None:
                 self._num_plain_free += 1
                 continue
-            refs = self._refs[block] - 1
+            refs = self._refs[name] - 1
             if refs:
-                self._refs[block] = refs
+                self._refs[name] = refs
                 continue
-            del self._refs[block]
+            del self._refs[name]
+            block = self._copied.get(name, name)
             rank = self._leases.rank(block)
-            self._free.add(block, rank)
+            self._free.add(name, rank)
             if block in self._cpu:
                 self._cpu.add(block, rank)
 
     def drop_gpu(self, block: int, now: float) -> None:
         """Remove a block that nobody uses from the GPU, now."""
-        self._free.discard(block)
-        self._num_plain_free += 1
-        self._left(GPU, block)
+        for name in list(self._copies.get(block, (block,))):
+            self._free.discard(name)
+            self._num_plain_free += 1
+            self._forget(name)
 
     def demote(self, block: int, now: float) -> None:
         """Move a block that nobody uses from the GPU to the CPU."""
@@ -197,16 +206,36 @@ class KvCache:
         """Put blocks where their leases now say; those that lost their last lease go first."""
         for block in blocks:
             rank = self._leases.rank(block)
-            for order in (self._free, self._cpu):
-                if block in order:
+            on_gpu = [(self._free, name) for name in self._copies.get(block, (block,))]
+            for order, name in (*on_gpu, (self._cpu, block)):
+                if name in order:
                     if rank is None:
-                        order.add_first(block)
+                        order.add_first(name)
                     else:
-                        order.add(block, rank)
+                        order.add(name, rank)
 
-    def _evicted(self, block: int, now: float) -> None:
+    def _names_of(self, hits: Sequence[int]) -> list[int]:
+        if not self._copies:
+            return list(hits)
+        return [self._copies[block][0] if block in self._copies else block for block in hits]
+
+    def _evicted(self, name: int, now: float) -> None:
         if not self.inclusive and self.num_cpu_blocks:
-            self.store(block, now)
+            block = self._copied.get(name, name)
+            if self._copies.get(block, [name]) == [name]:
+                self.store(block, now)
+        self._forget(name)
+
+    def _forget(self, name: int) -> None:
+        """A block no longer holds what it held; its hash is gone with the last copy."""
+        block = self._copied.pop(name, name)
+        names = self._copies.get(block)
+        if names is not None:
+            names.remove(name)
+            if not names or names == [block]:
+                del self._copies[block]
+            if names:
+                return
         self._left(GPU, block)
 
     # -- the CPU tier and its link ------------------------------------------------------------
@@ -253,16 +282,21 @@ class KvCache:
         """How long a load would have to wait for the link."""
         return max(self._load_link_free_s - now, 0.0)
 
-    def loaded(self, block: int, parent: int | None, now: float) -> bool:
+    def loaded(self, block: int, parent: int | None, now: float) -> int:
         """A block has come from the CPU into one that was allocated; as ``name_block``."""
         if self.on_gpu(block):
-            return False
+            self._num_copied += 1
+            name = -self._num_copied
+            self._copied[name] = block
+            self._copies.setdefault(block, [block]).append(name)
+            self._refs[name] = 1
+            return name
         self._refs[block] = 1
         self._changes.append((True, GPU, block, parent))
         self._parents[block] = parent
         if not self.inclusive and block in self._cpu:
             self.drop_cpu(block)
-        return True
+        return block
 
     def drop_cpu(self, block: int) -> None:
         """Remove a block from the CPU, now."""

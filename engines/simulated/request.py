@@ -11,7 +11,7 @@ BACKGROUND_PRIORITY = 2**31
 
 
 class SimRequest:
-    """State of one request. ``blocks`` are its GPU blocks in order, None for one without a hash.
+    """State of one request. ``blocks`` are the names of its GPU blocks in order (``KvCache``).
 
     ``computed`` counts the tokens whose KV is there, ``produced`` the output tokens so far.
     """

@@ -167,8 +167,7 @@ class Scheduler:
                 self.ready.pop(0)
             else:
                 self.waiting.remove(request)
-                self._cache.acquire(hits)
-                request.blocks = list(hits)
+                request.blocks = [*self._cache.acquire(hits)]
                 request.num_named = on_gpu
                 request.computed = on_gpu * self._block_size
                 self.moved[request.id] = request
@@ -222,14 +221,13 @@ class Scheduler:
 
     @staticmethod
     def _name_until(
-        request: SimRequest, end: int, name: Callable[[int, int | None, float], bool], now: float
+        request: SimRequest, end: int, name: Callable[[int, int | None, float], int], now: float
     ) -> None:
-        """Give the blocks of a request up to ``end`` their hashes, as far as ``name`` lets them."""
+        """Give the blocks of a request up to ``end`` their hashes."""
         for index in range(request.num_named, end):
             block = request.hash_at(index)
             parent = request.hash_at(index - 1) if index else None
-            if name(block, parent, now):
-                request.blocks[index] = block
+            request.blocks[index] = name(block, parent, now)
         request.num_named = max(request.num_named, end)
 
     def _take_back(self, plan: StepPlan, request: SimRequest) -> int:

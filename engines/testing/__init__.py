@@ -20,6 +20,7 @@ from hear.engines.testing import (
     life,
     once,
     state,
+    submission,
     words,
 )
 from hear.engines.testing.bench import bench as _bench  # the module keeps its name
@@ -48,6 +49,7 @@ RULES: dict[str, Rule] = {
     **effects.rule,
     **leases.rule,
     **claims.rule,
+    **submission.rule,
 }
 """All rules by id."""
 
@@ -70,11 +72,12 @@ async def check_rule(id: str, factory: EngineFactory) -> Verdict:
     rule = RULES[id]
     try:
         async with _bench(factory) as b:
-            missing = [kind for kind in rule.needs if not b.claims(kind)]
+            missing = [kind for kind in rule.needs if not b.has(kind)]
             hidden = not b.engine.shows.issuperset(rule.looks_at)
             cannot_crash = rule.crashes and b.engine.crash is None
             for kind in ALL_KINDS:
-                if kind in missing:
+                # What acts at submission has a rule of its own.
+                if kind in missing and not b.claims(kind):
                     await b.end_of(send_sample(b, kind), "unsupported")
         if missing:
             return "unsupported"

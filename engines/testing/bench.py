@@ -122,7 +122,11 @@ class Bench:
         await self._bus_stack.aclose()
 
     def claims(self, kind: str) -> bool:
-        """Whether the engine says that it has a control; two every worker has."""
+        """Whether the engine says that it takes a control; two every worker does."""
+        return self.has(kind) or kind in self.capabilities.at_submission
+
+    def has(self, kind: str) -> bool:
+        """Whether it carries a control out whenever it comes, and not only before its request."""
         return kind in (*self.capabilities.controls, "cancel", "withdraw")
 
     def tier_size(self, tier: str) -> int:

@@ -178,7 +178,7 @@ async def withdraw_restores_the_queue(factory: EngineFactory) -> None:
         async with b.busy():
             calls = [await b.launch(b.request(id, context=id)) for id in "abc"]
             wishes = [b.send(Prioritise(priority=-5), by="leaves", request="b")]
-            if b.claims("hold"):
+            if b.has("hold"):
                 wishes.append(b.send(Hold(hold_s=b.engine.patience_s), by="leaves", request="a"))
             wishes.append(b.send(Prioritise(priority=-2), by="stays", request="c"))
             for wish in wishes:

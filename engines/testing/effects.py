@@ -76,7 +76,7 @@ async def bound_wait(factory: EngineFactory) -> None:
             require(not b.waiting()["a"].protected, "it is not protected before its bound")
             for id in ("b", "c"):
                 calls.append(await b.launch(b.request(id, context=id)))
-                if b.claims("prioritise"):
+                if b.has("prioritise"):
                     await b.end_of(b.send(Prioritise(priority=-9), request=id), "completed")
             await b.quiet()
             await b.until(lambda: b.waiting()["a"].protected, "it is protected after its bound")

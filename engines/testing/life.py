@@ -186,10 +186,10 @@ async def engine_comes_back(factory: EngineFactory) -> None:
     async with bench(factory) as b:
         await b.serve("before", context="c", num_blocks=b.quarter)
         await b.crash()
+        await b.until(lambda: b.views()[b.name].residency_known, "residency is known anew")
         there = {t.name: b.resident(t.name) for t in b.capabilities.tiers}
         view = b.views()[b.name]
         require(view.epoch == b.worker.epoch, f"readers know of epoch {b.worker.epoch}")
-        require(view.residency_known, "residency is known anew")
         said = {tier: view.residency.num_blocks(tier) for tier in there}
         counts = {tier: len(blocks) for tier, blocks in there.items()}
         require(said == counts, f"it is said to hold {said}, and holds {counts}")

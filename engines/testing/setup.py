@@ -8,11 +8,13 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from hear.messages import (
     BlocksStored,
+    Cancel,
     CapabilitiesReported,
     CostsReported,
     Envelope,
     PressureReported,
     QueueSnapshot,
+    Withdraw,
 )
 from hear.operation import Operation
 from hear.seams import (
@@ -118,11 +120,18 @@ class WatchedBackend:
     def residency(self) -> Iterable[BlocksStored]:
         return self._inner.residency()
 
+    def residency_known(self) -> bool:
+        return self._inner.residency_known()
+
     def apply(self, operation: Operation) -> Verdict | None:
-        self.applied[operation.id] += 1
+        if not isinstance(operation.control, Cancel | Withdraw):  # these act by what they revert
+            self.applied[operation.id] += 1
         verdict = self._inner.apply(operation)
         self._check()
         return verdict
+
+    def expect(self, operation: Operation) -> None:
+        self._inner.expect(operation)
 
     def revert(self, operation: Operation) -> None:
         self._inner.revert(operation)

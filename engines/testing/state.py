@@ -123,7 +123,8 @@ async def gap_makes_residency_unknown(factory: EngineFactory) -> None:
         view = views[b.name]
         require(asked and not view.residency_known, "a reader that missed one knows nothing more")
         provider = b.bus.providers[stem("state", "default", Key(engine=b.name), lost.kind)]
-        for envelope in provider():
+        queue = [envelope for envelope in b.states() if envelope.kind.startswith("queue_")]
+        for envelope in (*provider(), *queue):
             message = open_body(envelope)
             assert message is not None
             views.apply(envelope, message)

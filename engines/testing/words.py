@@ -233,8 +233,8 @@ async def fallback_is_named(factory: EngineFactory) -> None:
                 fallback = ("no-such-fallback-either", listed[kind])
                 made = msgspec.structs.replace(control, fallback=fallback)
                 operation = await _ask(b, made)
-                if not b.claims(kind):
-                    await b.end_of(operation, "unsupported")
+                if not b.has(kind):
+                    await b.end_of(operation, "rejected" if b.claims(kind) else "unsupported")
                     continue
                 outcome = await b.end_of(operation, "completed")
                 require(

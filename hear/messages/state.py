@@ -51,6 +51,17 @@ class ResidencySnapshot(Message, frozen=True, kw_only=True, tag="residency_snaps
     parts: Count = 1
 
 
+class ResidencyPartial(Message, frozen=True, kw_only=True, tag="residency_partial"):
+    """Blocks that are resident, where the engine cannot tell what else is. Parts as in a snapshot.
+
+    An engine that is watched from outside says it when it has lost sight of its cache.
+    """
+
+    chains: tuple[BlocksStored, ...] = ()
+    part: Count = 0
+    parts: Count = 1
+
+
 class WaitingRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request in the queue. Smaller ``priority`` goes first; the protected go before all."""
 
@@ -125,6 +136,8 @@ class Tier(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class CapabilitiesReported(Message, frozen=True, kw_only=True, tag="capabilities_reported"):
     """What the engine can do: controls by kind, modes, tiers, hash scheme and limits.
 
+    ``at_submission`` are the kinds that act on a request only if they come before it, and of which
+    none is in ``controls``.
     ``endpoint`` is the address to which inference requests are sent, on their own path.
     A *pool* serves nothing itself: it sends each request on to one of ``targets``.
     """
@@ -142,6 +155,7 @@ class CapabilitiesReported(Message, frozen=True, kw_only=True, tag="capabilities
     model: str = ""
     endpoint: str = ""
     targets: tuple[str, ...] = ()
+    at_submission: tuple[str, ...] = ()
 
 
 class CostsReported(Message, frozen=True, kw_only=True, tag="costs_reported"):
@@ -157,6 +171,7 @@ class CostsReported(Message, frozen=True, kw_only=True, tag="costs_reported"):
 State = (
     ResidencyChanged
     | ResidencySnapshot
+    | ResidencyPartial
     | QueueChanged
     | QueueSnapshot
     | PressureReported

@@ -20,7 +20,10 @@ def check_cache(cache: KvCache, holders: Iterable[Sequence[int | None]]) -> None
     assert cache._num_plain_free >= 0
     assert len(cache._cpu) <= cache.num_cpu_blocks, "the CPU tier holds more than it can"
     gpu = {b for b in cache._parents if cache.on_gpu(b)}
-    assert len(gpu) == len(cache._free) + len(cache._refs), "a block without a parent on record"
+    names = {*cache._refs, *cache._free}
+    assert {cache._copied.get(name, name) for name in names} == gpu, "a block that nobody holds"
+    assert {name for name in names if name < 0} == set(cache._copied), "a copy that nobody holds"
+    assert all(names >= set(copies) != {block} for block, copies in cache._copies.items())
     assert not any(b in cache._free for b in cache._refs), "free and in use"
     cpu = {b for b in cache._parents if cache.on_cpu(b)}
     assert len(cpu) == len(cache._cpu), "a block without a parent on record"

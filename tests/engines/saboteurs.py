@@ -14,10 +14,10 @@ from hear.arbitration import Arbiter
 from hear.arbitration import Verdict as Claim
 from hear.codec import KINDS, encode_body, open_body
 from hear.control_reader import ControlReader
+from hear.engines.leases import LeaseBook
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.controls import Controls
 from hear.engines.simulated.kv_cache import KvCache
-from hear.engines.simulated.leases import LeaseBook
 from hear.engines.simulated.placement import Placement
 from hear.engines.simulated.reporting import outcome_of
 from hear.engines.simulated.request import SimRequest
@@ -206,7 +206,7 @@ def leases_rank_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LEASE-2")
 def scores_count_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("hear.engines.simulated.leases.log", lambda score: 0.0)
+    patch.setattr("hear.engines.leases.log", lambda score: 0.0)
 
 
 @breaks("HEAR-LEASE-3", "HEAR-LEASE-4", "HEAR-EFFECT-11", "HEAR-CLAIM-7")
@@ -522,3 +522,32 @@ def a_block_is_lost_with_each_request(patch: pytest.MonkeyPatch) -> None:
         add(self, request)
 
     patch.setattr(Scheduler, "add", sabotaged)
+
+
+def _at_submission(*, too: bool = False) -> Saboteur:
+    capabilities = SimulatedEngine.capabilities
+
+    def sabotage(patch: pytest.MonkeyPatch) -> None:
+        def sabotaged(self: SimulatedEngine) -> CapabilitiesReported:
+            told = capabilities(self)
+            kinds = tuple(kind for kind in told.controls if too or kind != "prioritise")
+            return msgspec.structs.replace(told, controls=kinds, at_submission=("prioritise",))
+
+        patch.setattr(SimulatedEngine, "capabilities", sabotaged)
+
+    return sabotage
+
+
+SABOTEURS["at_submission_and_whenever"] = _at_submission(too=True), ("HEAR-SUBMIT-1",)
+
+
+@breaks("HEAR-SUBMIT-1")
+def what_comes_too_late_acts(patch: pytest.MonkeyPatch) -> None:
+    _at_submission()(patch)
+    patch.setattr(Intake, "_acts_at_submission", lambda self, operation: False)
+
+
+@breaks("HEAR-SUBMIT-2")
+def submitted_in_words_only(patch: pytest.MonkeyPatch) -> None:
+    _at_submission()(patch)
+    _says_done("_prioritise")(patch)

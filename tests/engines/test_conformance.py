@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import structlog
+from msgspec import structs
 from trio.testing import MockClock
 
 from hear.engines.simulated.backend import SimulatedEngine
@@ -74,6 +75,31 @@ async def test_an_engine_without_controls_can_be_put_through_all_rules(
         assert verdict == "unsupported"
     else:
         assert verdict == ("cannot be checked" if rule.crashes or rule.looks_at else "kept")
+
+
+class SubmitOnly(SimulatedEngine):
+    """An engine that takes a priority along with a request, and never after."""
+
+    def capabilities(self) -> CapabilitiesReported:
+        told = super().capabilities()
+        controls = tuple(kind for kind in told.controls if kind != "prioritise")
+        return structs.replace(told, controls=controls, at_submission=("prioritise",))
+
+
+@asynccontextmanager
+async def submit_only() -> AsyncIterator[EngineUnderTest]:
+    async with SETUPS["one tier"]() as engine:
+        made = SubmitOnly(profile(gpu=32, seqs=1), block_size=BLOCK, name="e0")
+        yield replace(engine, backend=made, client=made, crash=made.crash, check=lambda: None)
+
+
+@pytest.mark.parametrize("id", RULES)
+async def test_an_engine_that_takes_priorities_with_requests_keeps_the_rule(
+    id: str, autojump_clock: MockClock
+) -> None:
+    with structlog.testing.capture_logs():
+        verdict = await check_rule(id, submit_only)
+    assert verdict == ("unsupported" if "prioritise" in RULES[id].needs else "kept")
 
 
 async def test_all_rules_can_be_checked_in_one_call(autojump_clock: MockClock) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.engines.simulated.eviction import EvictionOrder, Rank
+from hear.engines.eviction import EvictionOrder, Rank
 
 
 class Model:
@@ -67,8 +67,11 @@ def test_what_is_given_up_is_what_a_sorted_list_would_give_up(
             assert order.pop() == model.pop()
         assert len(order) == len(model.plain) + len(model.ranked)
         assert all((b in order) == (b in model.plain or b in model.ranked) for b in range(9))
-    while len(order):
-        assert order.pop() == model.pop()
+        assert order.num_unranked == len(model.plain)
+    in_order = list(order)
+    assert len(in_order) == len(order)
+    for block in in_order:
+        assert order.pop() == block == model.pop()
 
 
 def test_blocks_without_a_rank_go_before_all_ranked_ones() -> None:

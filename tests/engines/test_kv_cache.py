@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hear.blocks import unpack
+from hear.engines.leases import Lease, LeaseBook
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
-from hear.engines.simulated.leases import Lease, LeaseBook
 from hear.messages import BlocksRemoved, BlocksStored
 from hear.residency import ResidencyDirectory
 from tests.engines.builders import hashes_of
@@ -23,7 +23,7 @@ class Cache(KvCache):
 
     def __init__(self, gpu: int, cpu: int = 0, *, inclusive: bool = True) -> None:
         self.lost: list[int] = []
-        self.leases = LeaseBook(400.0)
+        self.leases: LeaseBook[str] = LeaseBook(400.0)
         super().__init__(
             num_gpu_blocks=gpu,
             num_cpu_blocks=cpu,
@@ -38,7 +38,7 @@ class Cache(KvCache):
         self.allocate(len(hashes), now)
         parents = [None, *hashes[:-1]]
         return [
-            block if self.name_block(block, parent, now) else None
+            self.name_block(block, parent, now)
             for block, parent in zip(hashes, parents, strict=True)
         ]
 
@@ -103,15 +103,44 @@ def test_what_fits_takes_account_of_the_hits_that_have_to_stay() -> None:
     assert not cache.fits([], 5)
 
 
-def test_a_second_block_of_the_same_hash_stays_without_one() -> None:
-    cache = Cache(4)
-    first = cache.compute(hashes_of("a", 2))
-    second = cache.compute(hashes_of("a", 2))
-    assert second == [None, None]
-    cache.release(second, 0.0)
+def test_a_second_block_of_the_same_hash_is_a_copy_that_can_be_reused_in_its_place() -> None:
+    cache, hashes = Cache(4), hashes_of("a", 2)
+    first = cache.compute(hashes)
+    second = cache.compute(hashes)
+    assert first == hashes
+    assert not set(second) & set(first)
+    check_cache(cache, [first, second])
     cache.release(first, 0.0)
+    cache.release(second, 0.0)
     check_cache(cache, [])
-    assert cache.pressure()[0].cached == 2
+    assert cache.pressure()[0].cached == 4
+    cache.drain_changes()
+    cache.allocate(2, 0.0)  # takes the first ones, used longest ago
+    assert cache.match(hashes, 2) == (2, 0)
+    assert cache.drain_changes() == []  # since nothing that is gone was not there twice
+    assert cache.acquire(hashes) == second
+    assert all(cache.in_use(block) for block in hashes)
+    cache.release(second, 0.0)
+    cache.allocate(2, 0.0)
+    assert cache.match(hashes, 2) == (0, 0)
+    assert cache.lost == hashes[::-1]
+
+
+def test_all_copies_of_a_block_follow_its_leases_and_leave_the_gpu_together() -> None:
+    cache, hashes = Cache(5), hashes_of("a", 1)
+    held = [cache.compute(hashes) for _ in range(3)]
+    for names in held:
+        cache.release(names, 0.0)
+    cache.serve("b", 2)
+    cache.leases.put(Lease("op", "a", 1.0, 1e9, hashes, 0.0))
+    cache.rerank(hashes)
+    cache.allocate(2, 0.0)  # goes to those without a lease
+    assert cache.match(hashes, 1) == (1, 0)
+    assert cache.lost == hashes_of("b", 2)[::-1]
+    cache.drop_gpu(hashes[0], 0.0)
+    assert cache.num_allocatable == 3
+    assert cache.lost[-1:] == hashes
+    check_cache(cache, [[None, None]])
 
 
 def test_a_block_that_does_not_become_full_is_found_by_nobody() -> None:
@@ -169,7 +198,7 @@ def test_what_comes_back_from_an_exclusive_tier_leaves_it(inclusive: bool) -> No
     cache.release([None], 20.0)
     cache.allocate(1, 20.0)
     assert cache.load_time(1, 20.0) == 20.0 + COPY_S
-    assert cache.loaded(hashes[0], None, 21.0)
+    assert cache.loaded(hashes[0], None, 21.0) == hashes[0]
     assert cache.on_gpu(hashes[0])
     assert cache.on_cpu(hashes[0]) is inclusive
 
@@ -318,13 +347,12 @@ class AnyUse(RuleBasedStateMachine):
         hits = hashes[:on_gpu]
         if not cache.fits(hits, num_blocks - on_gpu):
             return
-        cache.acquire(hits)
+        blocks: list[int | None] = [*cache.acquire(hits)]
         cache.allocate(num_blocks - on_gpu, self.now)
-        blocks: list[int | None] = [*hits]
         for index in range(on_gpu, num_blocks):
             parent = hashes[index - 1] if index else None
             name = cache.loaded if load and index < on_gpu + on_cpu else cache.name_block
-            blocks.append(hashes[index] if name(hashes[index], parent, self.now) else None)
+            blocks.append(name(hashes[index], parent, self.now))
         self.holders.append((hashes, blocks))
 
     @rule(number=st.integers(0, 9))

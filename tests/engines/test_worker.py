@@ -48,7 +48,9 @@ class Backend:
     def __init__(self) -> None:
         self.verdicts: dict[str, Verdict | Exception | None] = {}
         self.calls: list[tuple[str, str]] = []
+        self.expected: list[str | None] = []
         self.chains: list[BlocksStored] = []
+        self.known = True
         self.runs = 0
         self.report: Callable[[Report], None] = lambda report: None
         self._fail = trio.Event()
@@ -71,6 +73,9 @@ class Backend:
     def residency(self) -> Iterable[BlocksStored]:
         return self.chains
 
+    def residency_known(self) -> bool:
+        return self.known
+
     def apply(self, operation: Operation) -> Verdict | None:
         kind = type(operation.control).__name__
         self.calls.append(("apply", kind))
@@ -78,6 +83,9 @@ class Backend:
         if isinstance(verdict, Exception):
             raise verdict
         return verdict
+
+    def expect(self, operation: Operation) -> None:
+        self.expected.append(operation.key.request)
 
     def revert(self, operation: Operation) -> None:
         self.calls.append(("revert", type(operation.control).__name__))
@@ -280,7 +288,7 @@ async def test_a_control_that_is_replaced_is_reverted_before_the_new_one_is_appl
         await b.settle()
         assert b.outcomes(new)[-1] == ("failed", "cancelled")
         assert b.outcomes(undo) == [("completed", "")]
-        assert b.backend.calls[-1] == ("revert", "BoundWait")
+        assert b.backend.calls[-2:] == [("revert", "BoundWait"), ("apply", "Cancel")]
 
 
 async def test_a_backend_may_give_its_verdict_later(autojump_clock: MockClock) -> None:
@@ -319,7 +327,7 @@ async def test_deadlines_pass_while_no_message_comes(autojump_clock: MockClock) 
         assert b.outcomes(soon) == [("accepted", "")]
         await trio.sleep(0.2)
         assert b.outcomes(soon) == [("accepted", ""), ("failed", "deadline")]
-        assert b.backend.calls == []
+        assert (b.backend.calls, b.backend.expected) == ([], ["x"])
 
 
 async def test_an_error_of_the_backend_is_the_outcome_of_the_control(

@@ -35,6 +35,7 @@ from hear.messages import (
     RequestOutcome,
     RequestReadinessChanged,
     ResidencyChanged,
+    ResidencyPartial,
     ResidencySnapshot,
     Retain,
     ReuseExpected,
@@ -181,6 +182,7 @@ MESSAGES: tuple[Message, ...] = (
         )
     ),
     ResidencySnapshot(chains=(_STORED,), part=1, parts=3),
+    ResidencyPartial(chains=(_STORED,), part=1, parts=3),
     QueueChanged(
         waiting=(_WAITING,),
         started=("r0",),
@@ -213,6 +215,7 @@ MESSAGES: tuple[Message, ...] = (
         model="Qwen3-8B",
         endpoint="http://gpu-7:8000/v1",
         targets=("engine0", "engine1"),
+        at_submission=("prioritise",),
     ),
     CostsReported(
         basis="calibrated",

@@ -71,6 +71,7 @@ def engine(**changes: object) -> EnginePicture:
         "num_running": 8,
         "tiers": (TierPicture("gpu", 100, 50, 25, 70),),
         "residency_known": True,
+        "residency_partial": False,
         "num_blocks": 1234,
         "preemptions": 0,
         "backlog_s": 0.0,

@@ -1,10 +1,11 @@
-"""The order in which blocks that nobody uses are given up.
+"""The order in which blocks that nobody uses are given up. It knows blocks by number alone.
 
 First those without a rank, least recently used first, as in vLLM; then the ranked (leased) ones,
 lowest rank first. A rank is ``(key, -position)``, so of one context the end goes before the start.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 Rank = tuple[float, int]
@@ -23,6 +24,16 @@ class EvictionOrder:
 
     def __contains__(self, block: int) -> bool:
         return block in self._plain or block in self._ranked
+
+    def __iter__(self) -> Iterator[int]:
+        """All blocks in the order in which they would be given up."""
+        yield from self._plain
+        yield from sorted(self._ranked, key=lambda block: (self._ranked[block], block))
+
+    @property
+    def num_unranked(self) -> int:
+        """How many blocks have no rank."""
+        return len(self._plain)
 
     def add(self, block: int, rank: Rank | None = None) -> None:
         """Add a block, or move it: without a rank to the most recently used end."""

@@ -5,14 +5,18 @@ fade alike, so their order is that of ``idle_since + decay * ln(score)`` and nev
 computed again as time passes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from heapq import heappop, heappush
 from math import log
+from typing import Generic, TypeVar
 
-from hear.engines.simulated.eviction import Rank
+from hear.engines.eviction import Rank
+
+C = TypeVar("C", bound=Hashable)
+"""How an engine names contexts: as requests do, or with the tenant before that."""
 
 
-class Lease:
+class Lease(Generic[C]):
     """What one Retain operation holds. ``idle_since`` is when its context was last served."""
 
     __slots__ = ("blocks", "context", "expires_s", "idle_since", "key", "operation", "score")
@@ -20,7 +24,7 @@ class Lease:
     def __init__(
         self,
         operation: str,
-        context: str,
+        context: C,
         score: float,
         expires_s: float,
         blocks: Sequence[int],
@@ -35,35 +39,35 @@ class Lease:
         self.key = 0.0  # its place among the leases; LeaseBook keeps it
 
 
-class LeaseBook:
+class LeaseBook(Generic[C]):
     """All leases of one engine, by context, and which blocks they cover."""
 
     def __init__(self, decay_s: float) -> None:
         self._decay_s = decay_s
-        self._leases: dict[str, Lease] = {}
-        self._covers: dict[int, dict[str, int]] = {}
-        self._expiries: list[tuple[float, str, str]] = []
+        self._leases: dict[C, Lease[C]] = {}
+        self._covers: dict[int, dict[C, int]] = {}
+        self._expiries: list[tuple[float, C, str]] = []
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def get(self, context: str | None) -> Lease | None:
+    def get(self, context: C | None) -> Lease[C] | None:
         """The lease on a context."""
         return self._leases.get(context) if context is not None else None
 
-    def put(self, lease: Lease) -> None:
+    def put(self, lease: Lease[C]) -> None:
         """Add a lease; its context must have none."""
         self._leases[lease.context] = lease
         self._cover(lease)
         heappush(self._expiries, (lease.expires_s, lease.context, lease.operation))
 
-    def drop(self, lease: Lease) -> Sequence[int]:
+    def drop(self, lease: Lease[C]) -> Sequence[int]:
         """End a lease; returns the blocks that it covered, whose rank may have changed."""
         del self._leases[lease.context]
         self._uncover(lease)
         return lease.blocks
 
-    def move(self, lease: Lease, blocks: Sequence[int], idle_since: float) -> Iterable[int]:
+    def move(self, lease: Lease[C], blocks: Sequence[int], idle_since: float) -> Iterable[int]:
         """Let a lease follow its context; returns the blocks whose rank may have changed."""
         touched = dict.fromkeys(lease.blocks)
         self._uncover(lease)
@@ -82,11 +86,11 @@ class LeaseBook:
             return self._leases[context].key, -position
         return max((self._leases[c].key, -position) for c, position in covers.items())
 
-    def of_block(self, block: int) -> list[Lease]:
+    def of_block(self, block: int) -> list[Lease[C]]:
         """The leases that cover a block."""
         return [self._leases[context] for context in self._covers.get(block, ())]
 
-    def expired(self, now: float) -> Iterable[Lease]:
+    def expired(self, now: float) -> Iterable[Lease[C]]:
         """The leases whose time is over; each has to be dropped by the caller."""
         while self._expiries and self._expiries[0][0] <= now:
             _, context, operation = heappop(self._expiries)
@@ -104,12 +108,12 @@ class LeaseBook:
             heappop(self._expiries)
         return None
 
-    def _cover(self, lease: Lease) -> None:
+    def _cover(self, lease: Lease[C]) -> None:
         lease.key = lease.idle_since + self._decay_s * log(lease.score)
         for position, block in enumerate(lease.blocks):
             self._covers.setdefault(block, {})[lease.context] = position
 
-    def _uncover(self, lease: Lease) -> None:
+    def _uncover(self, lease: Lease[C]) -> None:
         for block in lease.blocks:
             covers = self._covers[block]
             del covers[lease.context]

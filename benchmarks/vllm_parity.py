@@ -1,0 +1,158 @@
+"""Does the simulated engine decide as vLLM does? The same requests through both schedulers.
+
+    python benchmarks/vllm_parity.py [--workloads N] [--seed S] [--quick] [--json FILE]
+
+Needs vLLM (docs/vllm.md says how to install it), and neither model nor GPU: vLLM's own Scheduler,
+KV cache manager and block pool run in process, and are told made-up tokens. In each step the two
+must give the same requests the same tokens, in the same order; take the same ones out of the queue,
+with the same reused tokens; preempt the same ones; and give up the same blocks. The first step in
+which a workload differs is printed. Exit status 1 if any does.
+"""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import track
+
+# Run as a script, Python looks for modules in this folder and not in the one above.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.parity_engines import Real, Simulated, Step, Stepped, block_hashes
+from benchmarks.parity_workload import Workload, make_workload
+
+MAX_STEPS = 20_000
+WORKLOADS, QUICK = 1000, 200
+
+
+@dataclass(slots=True)
+class Difference:
+    """The first step in which the two differ: ``what``, and what each of them did."""
+
+    step: int
+    what: str
+    vllm: object
+    simulated: object
+
+
+@dataclass(slots=True)
+class Compared:
+    """One workload through both."""
+
+    seed: int
+    requests: int
+    steps: int = 0
+    tokens: int = 0
+    reused_tokens: int = 0
+    evictions: int = 0
+    preemptions: int = 0
+    difference: Difference | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """All workloads."""
+
+    workloads: list[Compared] = field(default_factory=list)
+
+    @property
+    def differing(self) -> list[Compared]:
+        """Those in which the two were not alike."""
+        return [compared for compared in self.workloads if compared.difference is not None]
+
+    def total(self, name: str) -> int:
+        """A sum over all workloads."""
+        return sum(getattr(compared, name) for compared in self.workloads)
+
+
+def compare(workload: Workload) -> Compared:
+    """Run a workload through both, up to the first difference."""
+    compared = Compared(workload.seed, len(workload.arrivals))
+    steps = zip(
+        steps_of(Real(workload), workload), steps_of(Simulated(workload), workload), strict=False
+    )
+    for number, (real, simulated) in enumerate(steps):
+        if real is None or simulated is None:
+            if real is not simulated:
+                compared.difference = Difference(number, "end", real, simulated)
+            return compared
+        for what, of_real in asdict(real).items():
+            if of_real != getattr(simulated, what):
+                of_simulated = getattr(simulated, what)
+                compared.difference = Difference(number, what, of_real, of_simulated)
+                return compared
+        compared.steps += 1
+        compared.tokens += sum(share for _, share in real.shares)
+        compared.reused_tokens += sum(reused for _, reused in real.admitted)
+        compared.evictions += len(real.evicted)
+        compared.preemptions += len(real.preempted)
+    raise AssertionError("both end with None")
+
+
+def steps_of(engine: Stepped, workload: Workload) -> Iterator[Step | None]:
+    """All steps of an engine, None at the end. A request that comes while it is idle starts one.
+
+    Raises:
+        RuntimeError: it has not ended after 20,000 steps.
+    """
+    coming = list(workload.arrivals)
+    for now in range(MAX_STEPS):
+        while coming and coming[0].step <= now:
+            arrival = coming.pop(0)
+            engine.add(arrival, block_hashes(arrival, workload.block_size))
+        step = engine.step()
+        if step is not None:
+            yield step
+        elif not coming:
+            yield None
+            return
+    raise RuntimeError(f"workload {workload.seed} has not ended after {MAX_STEPS} steps")
+
+
+def measure(seeds: Sequence[int], *, quiet: bool = False) -> Report:
+    """Compare the workloads of all seeds."""
+    report = Report()
+    console = Console(stderr=True)
+    for seed in track(seeds, "comparing", console=console, transient=True, disable=quiet):
+        report.workloads.append(compare(make_workload(seed)))
+    return report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--workloads", type=int, metavar="N", help=f"how many ({WORKLOADS})")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first one (0)")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} workloads")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write each workload to FILE too")
+    options = parser.parse_args(arguments)
+    count = options.workloads or (QUICK if options.quick else WORKLOADS)
+    with warnings.catch_warnings():  # those of vLLM, torch and what they use are not ours
+        warnings.simplefilter("ignore")
+        report = measure(range(options.seed, options.seed + count))
+    console = Console(highlight=False, soft_wrap=True)
+    for compared in report.differing:
+        difference = compared.difference
+        assert difference is not None
+        console.print(f"workload {compared.seed}, step {difference.step}: {difference.what}")
+        console.print(f"  vLLM      {difference.vllm}", markup=False)
+        console.print(f"  simulated {difference.simulated}", markup=False)
+    alike = len(report.workloads) - len(report.differing)
+    console.print(
+        f"{alike} of {count} workloads alike in every step: "
+        f"{report.total('requests'):,} requests, {report.total('steps'):,} steps, "
+        f"{report.total('tokens'):,} tokens computed, {report.total('reused_tokens'):,} reused, "
+        f"{report.total('evictions'):,} evictions, {report.total('preemptions'):,} preemptions"
+    )
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    return 1 if report.differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""``EngineBackend`` over the plug-in, on HEAR's thread.
+
+It keeps a copy of the queue and of what is resident from the news of the engine's thread, so that
+it can say the whole of both at any time without touching vLLM. The copy is as of the last news, and
+what it says has happened is in it before it is said.
+"""
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Any, Final
+
+import trio
+
+from hear.engines.residents import Residents
+from hear.engines.vllm.bridge import Command, Gauges, Moved, News, Pace
+from hear.engines.vllm.events import EventReader
+from hear.engines.vllm.hashing import scheme_of
+from hear.engines.vllm.placement import CPU, GPU
+from hear.engines.vllm.plugin import EXPECTED, MODE, Plugin
+from hear.engines.vllm.settings import Settings
+from hear.messages import (
+    BlocksStored,
+    CapabilitiesReported,
+    CostsReported,
+    PressureReported,
+    QueueChanged,
+    QueueSnapshot,
+    RunningRequest,
+    Tier,
+    TierPressure,
+    WaitingRequest,
+)
+from hear.operation import Operation
+from hear.seams import Report, Verdict
+
+MOVE: Final = 0.1
+"""By what share a measured cost has to change before it is told anew."""
+
+
+class VllmBackend:
+    """The engine as HEAR's thread sees it."""
+
+    def __init__(self, plugin: Plugin, scheduler: Any, settings: Settings) -> None:
+        """Called on the engine's thread, while it is being made."""
+        self._plugin = plugin
+        self._bridge = plugin.bridge
+        self._facts = _Facts(scheduler, settings, plugin)
+        self._events = EventReader()
+        self._residents = Residents()
+        self._queue: dict[tuple[str, str], Moved] = {}
+        self._gauges = Gauges(self._facts.num_gpu_blocks, 0, 0, 0)
+        self._costs = self._facts.first_costs
+        self._pace = Pace()
+        self._report: Callable[[Report], None] | None = None
+        self._timer_s = inf
+        self._timer_moved = trio.Event()
+        self._offset_s = 0.0
+        self._expected: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def listen(self) -> None:
+        """Take the engine's news in from now on, on the trio loop that this is called in."""
+        self._offset_s = trio.current_time() - time.monotonic()
+        self._bridge.listen(self._take_in)
+
+    # -- the seam -----------------------------------------------------------------------------
+
+    def capabilities(self) -> CapabilitiesReported:
+        """What this engine can do."""
+        return self._facts.capabilities
+
+    def costs(self) -> CostsReported:
+        """What work costs on it, as its own steps have shown."""
+        return self._costs
+
+    def pressure(self) -> PressureReported:
+        """How full it was at its last news."""
+        total, gauges = self._facts.num_gpu_blocks, self._gauges
+        tiers = [
+            TierPressure(
+                tier=GPU,
+                num_blocks=total,
+                used=max(total - gauges.free, 0),
+                cached=gauges.cached,
+                allocatable=gauges.free,
+            )
+        ]
+        if self._facts.num_cpu_blocks:
+            held = self._residents.count(CPU)
+            size = self._facts.num_cpu_blocks
+            tiers.append(TierPressure(tier=CPU, num_blocks=size, cached=held, allocatable=size))
+        waiting = sum(m.state == "waiting" for m in self._queue.values())
+        return PressureReported(
+            tiers=tuple(tiers),
+            num_waiting=waiting,
+            num_running=len(self._queue) - waiting,
+            restored_tokens=gauges.restored_tokens,
+            preemptions=gauges.preemptions,
+        )
+
+    def queue(self) -> QueueSnapshot:
+        """Who waits and who runs."""
+        waiting = [m for m in self._queue.values() if m.state == "waiting"]
+        waiting.sort(
+            key=lambda m: (m.held, not m.protected, 0 if m.protected else m.priority, m.since_s)
+        )
+        return QueueSnapshot(
+            waiting=tuple(map(self._as_waiting, waiting)),
+            running=tuple(
+                map(_as_running, (m for m in self._queue.values() if m.state == "running"))
+            ),
+        )
+
+    def residency(self) -> Iterable[BlocksStored]:
+        """All resident blocks, as chains."""
+        return self._residents.chains()
+
+    def residency_known(self) -> bool:
+        """Always: the engine's own thread tells of each change."""
+        return True
+
+    def apply(self, operation: Operation) -> Verdict | None:
+        """Have a control carried out on the engine's thread."""
+        self._bridge.command(Command("apply", operation))
+        return None
+
+    def expect(self, operation: Operation) -> None:
+        """Have a request held, when it comes, until its arrival has been answered."""
+        name = operation.tenant, operation.key.request or ""
+        self._expected[name] = None
+        if len(self._expected) > EXPECTED:
+            self._expected.popitem(last=False)
+        self._bridge.command(Command("expect", None, name))
+
+    def revert(self, operation: Operation) -> None:
+        """Have an operation's effect ended on the engine's thread."""
+        self._bridge.command(Command("revert", operation))
+
+    async def run(self, report: Callable[[Report], None]) -> None:
+        """Report until cancelled."""
+        report(
+            Report(
+                arrived=[moved.key for moved in self._queue.values()],
+            )
+        )
+        self._report = report
+        try:
+            while True:
+                self._timer_moved = trio.Event()
+                with trio.move_on_at(self._timer_s):
+                    await self._timer_moved.wait()
+                    continue
+                # An idle engine would sleep through the end of a hold or of a lease.
+                self._timer_s = inf
+                self._bridge.wake_engine()
+        finally:
+            self._report = None
+
+    # -- the news -----------------------------------------------------------------------------
+
+    def _take_in(self, news: News) -> None:
+        if news.gauges is not None:
+            self._gauges = news.gauges
+        if news.pace is not None:
+            self._measure(news.pace)
+        blocks = self._events.changes(news.kv_events)
+        for change in blocks:
+            self._residents.apply(change)
+        queue = self._move(news.moved)
+        if news.timer_s is not None and news.timer_s + self._offset_s != self._timer_s:
+            self._timer_s = news.timer_s + self._offset_s
+            self._timer_moved.set()
+        if self._report is not None:
+            self._report(
+                Report(
+                    arrived=[key for key, _ in news.arrived],
+                    blocks=blocks,
+                    queue=queue,
+                    verdicts=news.verdicts,
+                    operations=news.operations,
+                    requests=[(key, outcome) for key, _, outcome in news.outcomes],
+                )
+            )
+
+        for key, tenant in news.arrived:
+            name = tenant, key.request or ""
+            if self._expected.pop(name, 0) is None:
+                self._bridge.command(Command("answered", None, name))
+
+    def _move(self, rows: list[Moved]) -> QueueChanged | None:
+        if not rows:
+            return None
+        waiting, started, ended = [], [], []
+        for moved in rows:
+            name = moved.key.request or ""
+            if moved.state == "ended":
+                self._queue.pop((moved.tenant, name), None)
+                ended.append(name)
+                continue
+            self._queue[moved.tenant, name] = moved
+            if moved.state == "waiting":
+                waiting.append(self._as_waiting(moved))
+            else:
+                started.append(name)
+        in_line = [m for m in self._queue.values() if m.state == "waiting"]
+        running = [m for m in self._queue.values() if m.state == "running"]
+        return QueueChanged(
+            waiting=tuple(waiting),
+            started=tuple(started),
+            ended=tuple(ended),
+            num_waiting=len(in_line),
+            num_running=len(running),
+            waiting_tokens=sum(m.prompt_tokens for m in in_line),
+            running_tokens=sum(m.prompt_tokens + m.output_tokens for m in running),
+        )
+
+    def _measure(self, pace: Pace) -> None:
+        """Let the costs follow what the engine's steps took, where that has changed."""
+        steps = pace.decode_steps - self._pace.decode_steps
+        tokens = pace.prefill_tokens - self._pace.prefill_tokens
+        if steps < 64 and tokens < 8_192:
+            return
+        costs = self._costs
+        decode, prefill = costs.decode_step_s, costs.prefill_tokens_per_s
+        if steps:
+            decode = (pace.decode_s - self._pace.decode_s) / steps
+        seconds = pace.prefill_s - self._pace.prefill_s
+        if tokens and seconds > 0:
+            prefill = tokens / seconds
+        self._pace = pace
+        if _moved(decode, costs.decode_step_s) or _moved(prefill, costs.prefill_tokens_per_s):
+            self._costs = CostsReported(
+                basis="calibrated",
+                prefill_tokens_per_s=prefill,
+                decode_step_s=decode,
+                kv_bytes_per_token=costs.kv_bytes_per_token,
+                load_bytes_per_s=costs.load_bytes_per_s,
+            )
+
+    def _as_waiting(self, moved: Moved) -> WaitingRequest:
+        return WaitingRequest(
+            request=moved.key.request or "",
+            context=moved.key.context,
+            since_s=moved.since_s + self._offset_s,
+            priority=moved.priority,
+            protected=moved.protected,
+            held=moved.held,
+            prompt_tokens=moved.prompt_tokens,
+        )
+
+
+def _as_running(moved: Moved) -> RunningRequest:
+    return RunningRequest(
+        request=moved.key.request or "",
+        context=moved.key.context,
+        prompt_tokens=moved.prompt_tokens,
+        output_tokens=moved.output_tokens,
+    )
+
+
+def _moved(new: float, old: float) -> bool:
+    return abs(new - old) > MOVE * max(abs(old), 1e-9)
+
+
+class _Facts:
+    """What does not change while an engine lives."""
+
+    def __init__(self, scheduler: Any, settings: Settings, plugin: Plugin) -> None:
+        config = scheduler.vllm_config
+        cache = scheduler.kv_cache_config
+        self.num_gpu_blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
+        self.num_cpu_blocks = plugin.controls.num_blocks.get(CPU, 0)
+        tiers = [Tier(name=GPU, num_blocks=self.num_gpu_blocks)]
+        if self.num_cpu_blocks:
+            tiers.append(Tier(name=CPU, num_blocks=self.num_cpu_blocks))
+        algorithm = config.cache_config.prefix_caching_hash_algo
+        self.capabilities = CapabilitiesReported(
+            controls=plugin.controls.supported(),
+            modes=(MODE,),
+            tiers=tuple(tiers),
+            block_size=scheduler.hash_block_size,
+            hash_scheme=scheme_of(algorithm, os.environ.get("PYTHONHASHSEED"))
+            or f"vllm-{algorithm}",
+            max_num_seqs=scheduler.max_num_running_reqs,
+            max_num_batched_tokens=scheduler.max_num_scheduled_tokens,
+            max_model_len=scheduler.max_model_len,
+            max_lease_s=settings.max_lease_s,
+            retention_decay_s=settings.retention_decay_s,
+            model=config.model_config.served_model_name or config.model_config.model,
+        )
+        size = sum(tensor.size for tensor in cache.kv_cache_tensors)
+        self.first_costs = CostsReported(
+            basis="estimated",
+            prefill_tokens_per_s=0.0,
+            decode_step_s=0.0,
+            kv_bytes_per_token=size / max(cache.num_blocks * scheduler.block_size, 1),
+        )

@@ -1,0 +1,129 @@
+"""Between the engine's thread and HEAR's: commands one way, news the other.
+
+vLLM's scheduler may be touched on the engine's thread alone, and the bus on HEAR's alone. Neither
+ever waits for the other. The engine's thread drains commands where it is between steps; an idle one
+blocks on its input queue and has to be woken for them. News are handed over in batches, since each
+hand-over costs HEAR's thread a turn of the interpreter, which the engine's could use.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import trio
+
+from hear.messages import Key, RequestOutcome
+from hear.operation import Operation
+from hear.seams import OperationEnded, Verdict
+
+
+class Command(NamedTuple):
+    """What HEAR's thread wants: one of the kinds of ``Plugin``'s table, about one operation."""
+
+    kind: Literal["apply", "revert", "expect", "answered"]
+    operation: Operation | None
+    name: tuple[str, str] = ("", "")
+
+
+class Moved(NamedTuple):
+    """Where a request stands in the queue. ``since_s`` is of ``time.monotonic``."""
+
+    key: Key
+    tenant: str
+    state: str
+    since_s: float
+    priority: int
+    protected: bool
+    held: bool
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Gauges(NamedTuple):
+    """How full the engine is. ``cached`` are blocks that can be found by their hash."""
+
+    free: int
+    cached: int
+    restored_tokens: int
+    preemptions: int
+
+
+class Pace(NamedTuple):
+    """What the engine's steps have taken so far: those that only decoded, and the others."""
+
+    decode_steps: int = 0
+    decode_s: float = 0.0
+    prefill_tokens: int = 0
+    prefill_s: float = 0.0
+
+
+@dataclass(slots=True)
+class News:
+    """What happened in the engine since the last news."""
+
+    arrived: list[tuple[Key, str]] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
+    verdicts: list[tuple[str, Verdict]] = field(default_factory=list)
+    operations: list[OperationEnded] = field(default_factory=list)
+    outcomes: list[tuple[Key, str, RequestOutcome]] = field(default_factory=list)
+    kv_events: list[Any] = field(default_factory=list)
+    gauges: Gauges | None = None
+    pace: Pace | None = None
+    timer_s: float | None = None
+
+
+class Bridge:
+    """The two queues. ``wake_engine`` is set by whoever runs the engine's thread."""
+
+    def __init__(self) -> None:
+        self.wake_engine: Callable[[], None] = lambda: None
+        self._commands: deque[Command] = deque()
+        self._news: deque[News] = deque()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._receive: Callable[[News], None] = lambda news: None
+        self._handing_over = False
+        self._over = False
+
+    # -- HEAR's thread ------------------------------------------------------------------------
+
+    def listen(self, receive: Callable[[News], None]) -> None:
+        """Have news received on the trio loop that this is called in; older ones come first."""
+        self._receive = receive
+        self._token = trio.lowlevel.current_trio_token()
+        self._hand_over()
+
+    def command(self, command: Command) -> None:
+        """Have the engine's thread carry out a command as soon as it is between steps."""
+        self._commands.append(command)
+        self.wake_engine()
+
+    def _hand_over(self) -> None:
+        self._handing_over = False
+        while self._news:
+            self._receive(self._news.popleft())
+
+    # -- the engine's thread ------------------------------------------------------------------
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether there is something to drain."""
+        return bool(self._commands)
+
+    def next_command(self) -> Command | None:
+        """The oldest command that is not carried out yet."""
+        return self._commands.popleft() if self._commands else None
+
+    def tell(self, news: News) -> None:
+        """Hand news over. If HEAR's thread has ended, nobody is told, and the engine serves on."""
+        if self._over:
+            return
+        self._news.append(news)
+        if self._token is None or self._handing_over:
+            return
+        self._handing_over = True
+        try:
+            self._token.run_sync_soon(self._hand_over)
+        except trio.RunFinishedError:
+            self._over = True
+            self._news.clear()

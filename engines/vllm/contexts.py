@@ -1,0 +1,79 @@
+"""What each context was last served with, so that controls can speak of a context's blocks.
+
+vLLM knows requests and blocks, and no contexts. This remembers, of the most recent ones, the hashes
+of their blocks and the tokens behind them, without which nothing could be prefilled again. It lives
+on the engine's thread.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from hear.engines.vllm.hashing import low64
+from hear.engines.vllm.standing import Standing
+
+MAX_TOKENS: Final = 32_000_000
+"""Tokens that are remembered, of all contexts together: 128 MB."""
+
+Name = tuple[str, str]
+"""Tenant and context."""
+
+
+class Served(NamedTuple):
+    """One context. ``blocks`` are HEAR's hashes of its full blocks.
+
+    ``idle_since`` is in ``time.monotonic`` seconds; ``cache_salt`` and ``lora`` are what its
+    requests named.
+    """
+
+    blocks: Sequence[int]
+    tokens: "array[int]"
+    idle_since: float
+    cache_salt: str | None
+    lora: Any
+
+
+class Contexts:
+    """The contexts that were served most recently, within a bound on their tokens."""
+
+    def __init__(self) -> None:
+        self._served: OrderedDict[Name, Served] = OrderedDict()
+        self._num_tokens = 0
+
+    def get(self, name: Name) -> Served | None:
+        """What a context was last served with."""
+        return self._served.get(name)
+
+    def note(self, standing: Standing, now: float) -> Served | None:
+        """A request of a context has come, or has been served: what it now consists of."""
+        if standing.key.context is None or standing.request.prompt_token_ids is None:
+            return None
+        name = standing.tenant, standing.key.context
+        request = standing.request
+        served = Served(
+            [low64(key) for key in request.block_hashes],
+            array("I", request.all_token_ids),
+            now,
+            request.cache_salt,
+            request.lora_request,
+        )
+        self._put(name, served)
+        return served
+
+    def with_blocks(self, name: Name, blocks: Sequence[int]) -> Served | None:
+        """A context, cut to the given blocks, if they are its first; else any that begins so."""
+        own = self._served.get(name)
+        for served in (own, *self._served.values()) if own else self._served.values():
+            assert served is not None
+            if list(served.blocks[: len(blocks)]) == list(blocks):
+                return served._replace(blocks=served.blocks[: len(blocks)])
+        return None
+
+    def _put(self, name: Name, served: Served) -> None:
+        if (former := self._served.pop(name, None)) is not None:
+            self._num_tokens -= len(former.tokens)
+        self._served[name] = served
+        self._num_tokens += len(served.tokens)
+        while self._num_tokens > MAX_TOKENS and len(self._served) > 1:
+            self._num_tokens -= len(self._served.popitem(last=False)[1].tokens)

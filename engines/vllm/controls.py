@@ -1,0 +1,176 @@
+"""What each control does to vLLM, on the engine's thread. One line a kind; the work is elsewhere."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from vllm.v1.request import Request
+
+from hear.engines.leases import Lease, LeaseBook
+from hear.engines.vllm.block_index import BlockIndex
+from hear.engines.vllm.contexts import Contexts
+from hear.engines.vllm.hashing import low64
+from hear.engines.vllm.placement import CPU, GPU, Placement
+from hear.engines.vllm.queue_controls import Find, QueueControls
+from hear.engines.vllm.retention import Retention
+from hear.engines.vllm.retention_queue import RetentionQueue
+from hear.engines.vllm.standing import Standing
+from hear.engines.vllm.tier import order_of
+from hear.errors import RemoteProtocolError
+from hear.messages import (
+    Admit,
+    BoundWait,
+    Cancel,
+    Control,
+    Hold,
+    OperationOutcome,
+    Place,
+    Prepare,
+    Prioritise,
+    Release,
+    Retain,
+    Route,
+    Withdraw,
+)
+from hear.operation import Operation
+from hear.seams import OperationEnded, Verdict
+
+
+class Controls:
+    """All that controls can do in one engine. ``ended`` collects operations that have ended."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        *,
+        name: str,
+        max_lease_s: float,
+        retention_decay_s: float,
+        find: Find,
+        moved: Callable[[Standing], None],
+        submit: Callable[[Request, str], None],
+        sync: Callable[[], None],
+    ) -> None:
+        self._name = name
+        self.ended: list[OperationEnded] = []
+        self._fallbacks: dict[str, str] = {}
+        pool = scheduler.kv_cache_manager.block_pool
+        self.num_blocks = {GPU: pool.num_gpu_blocks - 1}
+        self._tier = order_of(scheduler)
+        if self._tier is not None:
+            self.num_blocks[CPU] = self._tier.capacity
+        leases = self._leases = LeaseBook(retention_decay_s)
+        self._pool = pool
+        self._free = RetentionQueue.install(pool, leases, self._evicted)
+        if self._tier is not None:
+            self._tier.rank_of = leases.rank
+        self._contexts = Contexts()
+        self.queue = QueueControls(
+            (scheduler.waiting, scheduler.kv_holding_waiting), find, moved, self._end
+        )
+        self.retention = Retention(
+            contexts=self._contexts,
+            leases=leases,
+            rerank=self._rerank,
+            max_lease_s=max_lease_s,
+            end=self._end,
+        )
+        self.placement = Placement(
+            scheduler,
+            contexts=self._contexts,
+            holds=self._holds,
+            num_blocks=self.num_blocks,
+            end=self._end,
+            submit=submit,
+            sync=sync,
+        )
+        self._handlers: dict[type[Control], Callable[[Operation], Verdict]] = {
+            Prioritise: self.queue.prioritise,
+            BoundWait: self.queue.bound_wait,
+            Hold: self.queue.hold,
+            Admit: self.queue.admit,
+            Retain: self.retention.retain,
+            Release: self.retention.release,
+            Prepare: self.placement.begin,
+            Place: self.placement.begin,
+            Route: self._route,
+        }
+
+    def supported(self) -> tuple[str, ...]:
+        """The kinds of control that this engine carries out."""
+        return tuple(str(kind.__struct_config__.tag) for kind in self._handlers)
+
+    def apply(self, operation: Operation) -> Verdict:
+        """Carry out a control, or begin to."""
+        if isinstance(operation.control, Cancel | Withdraw):
+            return Verdict("completed")  # what it ends was reverted before
+        try:
+            verdict = self._handlers[type(operation.control)](operation)
+        except RemoteProtocolError as error:
+            return Verdict("rejected", "malformed", str(error))
+        if verdict.status == "accepted" and verdict.fallback is not None:
+            self._fallbacks[operation.id] = verdict.fallback
+        return verdict
+
+    def revert(self, operation: Operation) -> None:
+        """End what an operation still effects, without saying so."""
+        self._fallbacks.pop(operation.id, None)
+        if isinstance(operation.control, Retain):
+            self.retention.revert(operation)
+        elif isinstance(operation.control, Prepare | Place):
+            self.placement.cancel(operation.id)
+        else:
+            self.queue.revert(operation)
+
+    def next_timer(self) -> float | None:
+        """When ``tick`` has to be called next."""
+        timers = (self.queue.next_timer(), self.retention.next_timer())
+        return min((t for t in timers if t is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        self.queue.tick(now)
+        self.retention.tick(now)
+
+    def _route(self, operation: Operation) -> Verdict:
+        control = operation.control
+        assert isinstance(control, Route)
+        if self._name in control.targets:
+            return Verdict("completed")
+        if self._name in control.fallback:
+            return Verdict("completed", fallback=self._name)
+        return Verdict("rejected", "not_this_engine", f"this is {self._name}")
+
+    def kv_events(self, events: Sequence[Any]) -> None:
+        """See which leases lose a block from the CPU tier, where the first has it no more."""
+        if not len(self._leases) or self._tier is None:
+            return
+        for event in events:
+            if type(event).__name__ == "BlockRemoved" and event.medium == "CPU":
+                for block in map(low64, event.block_hashes):
+                    if not self._holds(GPU, block):
+                        self.retention.lost(block)
+
+    def _evicted(self, lease: Lease, block: int) -> None:
+        """The first tier has given up a leased block."""
+        if not self._holds(CPU, block):
+            self.retention.lost(block)
+
+    def _holds(self, tier: str, block: int) -> bool:
+        if tier == GPU:
+            return bool(BlockIndex.of(self._pool).named(block))
+        return self._tier is not None and self._tier.holds(block)
+
+    def _rerank(self, blocks: Iterable[int]) -> None:
+        blocks = list(blocks)
+        self._free.rerank(blocks)
+        if self._tier is not None:
+            self._tier.rerank(blocks)
+
+    def _end(self, operation: str, status: str, reason: str, detail: str = "") -> None:
+        outcome = OperationOutcome(
+            status="completed" if status == "completed" else "failed",
+            reason=reason,
+            detail=detail,
+            fallback=self._fallbacks.pop(operation, None),
+        )
+        self.ended.append(OperationEnded(operation, outcome))

@@ -1,0 +1,65 @@
+"""The names of HEAR that ride on a request of vLLM, for the bus to key on.
+
+A client puts them in ``vllm_xargs`` (flat strings and numbers), which arrive in the engine as
+``sampling_params.extra_args``. A request without them is known by vLLM's own id. vLLM's ids do not
+serve for all, since the frontend makes others of what a client calls its requests.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from hear.messages import DEFAULT_TENANT, Key
+
+REQUEST: Final = "hear_request"
+CONTEXT: Final = "hear_context"
+VERSION: Final = "hear_version"
+TENANT: Final = "hear_tenant"
+
+MAX_NAME: Final = 256
+"""Longest name that is taken over, in characters; a longer one is as none."""
+
+
+def extra_args_of(key: Key, tenant: str = DEFAULT_TENANT) -> dict[str, str | int]:
+    """What a client puts in ``vllm_xargs`` for a request of this key."""
+    made: dict[str, str | int] = {}
+    if key.request is not None:
+        made[REQUEST] = key.request
+    if key.context is not None:
+        made[CONTEXT] = key.context
+        if key.context_version is not None:
+            made[VERSION] = key.context_version
+    if tenant != DEFAULT_TENANT:
+        made[TENANT] = tenant
+    return made
+
+
+def key_of(extra_args: Mapping[str, Any] | None, fallback: str) -> Key:
+    """The key of a request in the engine, whose id there is ``fallback``."""
+    args = extra_args or {}
+    version = args.get(VERSION)
+    context = _name(args.get(CONTEXT))
+    return Key(
+        request=_name(args.get(REQUEST)) or fallback,
+        context=context,
+        context_version=version if context and _is_version(version) else None,
+    )
+
+
+def tenant_of(extra_args: Mapping[str, Any] | None) -> str:
+    """Whose a request is."""
+    return _name((extra_args or {}).get(TENANT)) or DEFAULT_TENANT
+
+
+def _name(value: object) -> str | None:
+    """A name that can be told on the bus; None if this is none."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value
+
+
+def _is_version(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63

@@ -1,0 +1,155 @@
+"""``hear vllm serve``: vLLM's own server, with HEAR's scheduler in it."""
+
+import argparse
+import os
+import shlex
+import sys
+from typing import Final, NoReturn
+
+import trio
+
+from hear.cli import Command
+from hear.connection import (
+    add_bus_arguments,
+    check_name,
+    check_url,
+    connected,
+)
+from hear.engines.command import parse_ranks
+from hear.engines.vllm import versions
+from hear.engines.vllm.launch import Settings, plan
+from hear.engines.vllm.process import PortInUseError, become, check_port, run_under_supervisor
+from hear.errors import BusError, ConfigError
+from hear.nursery import unwrapped
+from hear.supervisor import TRY_AGAIN
+
+DEFAULT_NAME: Final = "vllm0"
+PROBE_S: Final = 2.0
+
+
+class _OwnOptions(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def own_options() -> argparse.ArgumentParser:
+    """HEAR's own options. vLLM has none of these names; a test says so."""
+    parser = _OwnOptions(
+        prog="hear vllm serve",
+        usage="hear vllm serve MODEL [options of HEAR] [options of vLLM]",
+        description="Start vLLM's OpenAI server with HEAR's scheduler in it. All options that are "
+        "not named here go to vLLM unchanged (vllm serve --help=all).",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    add_bus_arguments(parser)
+    parser.add_argument(
+        "--name", default=DEFAULT_NAME, help="of the engine on the bus (%(default)s)"
+    )
+    parser.add_argument(
+        "--ranks",
+        default="",
+        metavar="POLICY=N,...",
+        help="ranks of policies in arbitration; higher prevails (0 for all)",
+    )
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="where clients reach the server (from --host and --port)"
+    )
+    parser.add_argument(
+        "--cpu-tier-gib",
+        type=_gib,
+        metavar="N",
+        help="keep what leaves the first tier in so much host memory (no such tier)",
+    )
+    parser.add_argument(
+        "--untested", action="store_true", help="go on with a vLLM that HEAR is not tested with"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the command and what its environment gains"
+    )
+    parser.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Take every argument as it is: whose an option is, is decided in ``run``."""
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Carry out the command; goes on as vLLM unless something is wrong."""
+    parser = own_options()
+    if {"-h", "--help"} & set(namespace.arguments):
+        parser.print_help()
+        return 0
+    own, rest = parser.parse_known_args(namespace.arguments)
+    if not rest:
+        raise ConfigError("hear vllm serve: expected a MODEL (see hear vllm serve --help)")
+    settings = Settings(
+        bus=own.bus,
+        name=check_name(own.name),
+        key=own.key,
+        ranks=parse_ranks(own.ranks),
+        endpoint=own.endpoint,
+        cpu_tier_gib=own.cpu_tier_gib,
+    )
+    check_url(settings.bus)
+    vllm = versions.require(untested=own.untested)
+    made = plan(rest, settings, vllm, os.environ)
+    if own.dry_run:
+        changes = [f"{name}={value}" for name, value in made.environment.items()]
+        print(shlex.join([*changes, *made.command]))
+        return 0
+    try:
+        if made.port is not None:
+            check_port(made.host, made.port)
+    except PortInUseError as error:
+        if not own.with_parent:
+            raise
+        # An earlier one may still be about to end; whoever keeps this running tries again.
+        print(f"hear: {error}", file=sys.stderr)
+        return TRY_AGAIN
+    if not own.with_parent:
+        _say_if_alone(settings)
+        become(made.command, made.environment)
+    return run_under_supervisor(made.command, made.environment)
+
+
+def _say_if_alone(settings: Settings) -> None:
+    """Say so if nobody answers on the bus; vLLM serves all the same, and the plug-in tries again.
+
+    Raises:
+        ConfigError: the key cannot be used.
+    """
+
+    async def probe() -> None:
+        with trio.fail_after(PROBE_S):
+            async with connected(settings.bus, name=settings.name, key=settings.key):
+                pass
+
+    try:
+        with unwrapped():
+            trio.run(probe)
+    except (BusError, trio.TooSlowError) as error:
+        reason = str(error) or "no answer"
+        print(
+            f"hear: {settings.bus}: {reason}; vLLM serves in its own order until HEAR gets through",
+            file=sys.stderr,
+        )
+
+
+def _gib(word: str) -> float:
+    """A size in GiB that this machine's memory can hold."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    try:
+        size = float(word)
+    except ValueError:
+        size = -1.0
+    if not 0 < size < memory:
+        raise argparse.ArgumentTypeError(
+            f"got {word!r}, expected GiB above 0 and below the {memory:.1f} of this machine"
+        )
+    return size
+
+
+COMMAND: Final = Command("start vLLM's server with HEAR in it", configure, run)

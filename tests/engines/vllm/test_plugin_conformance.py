@@ -1,0 +1,45 @@
+"""The plug-in inside real vLLM, under the rules that every engine is put through."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from hear.engines.testing import RULES, EngineUnderTest, check_rule
+from hear.seams import InferenceRequest, InferenceResult
+from tests.engines.vllm.engine import EngineCoreThread, fresh, make_request, start_core
+from tests.engines.vllm.real import NEEDS_VLLM
+
+pytestmark = NEEDS_VLLM
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCoreThread]:
+    thread = start_core(tmp_path_factory.mktemp("model"))
+    yield thread
+    thread.close()
+
+
+def answer(request: InferenceRequest, result: InferenceResult) -> object:
+    return tuple(result.token_ids)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+async def test_the_plug_in_keeps(rule: str, core: EngineCoreThread) -> None:
+    @asynccontextmanager
+    async def factory() -> AsyncIterator[EngineUnderTest]:
+        with fresh(core) as (backend, client):
+            backend.listen()
+            yield EngineUnderTest(
+                name="vllm0",
+                backend=backend,
+                client=client,
+                make_request=make_request,
+                long_output_tokens=600,
+                output_of=answer,
+                quiet_s=0.1,
+                patience_s=10.0,
+            )
+
+    await check_rule(rule, factory)
+    assert core.failure is None
