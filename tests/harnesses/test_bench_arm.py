@@ -153,6 +153,14 @@ async def test_the_stock_arm_needs_no_engine_on_the_bus(autojump_clock: trio.abc
     assert result.run.problems == ()
 
 
+async def test_requests_that_nobody_tells_of_on_the_bus_are_a_problem(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    async with place() as (where, client):
+        result = await serve(replace(where, bus=MemoryBus(), client=client), SCRIPT, "fcfs")
+    assert result.run.problems == ("24 requests had no outcome on the bus",)
+
+
 async def test_an_engine_that_answers_no_policy_is_an_error(autojump_clock: trio.abc.Clock) -> None:
     async with place() as (where, client):
         deaf = replace(where, bus=MemoryBus(), client=client)
