@@ -42,6 +42,14 @@ class ArmResult:
     run: RunResult
     answers: dict[str, InferenceResult]
 
+    @property
+    def unserved(self) -> str:
+        """How many requests were not served, and why the first was not; nothing if all were."""
+        failed = [turn for turn in self.run.turns if turn.status != "completed"]
+        if not failed:
+            return ""
+        return f"{len(failed)} requests were not served, the first by {failed[0].reason}"
+
 
 async def serve(
     place: Place,
@@ -82,8 +90,6 @@ async def serve(
     result = run.result(
         engine=place.label, engines=1, load=100.0, policy=policy, seed=script.seed, run_s=run_s
     )
-    problems = (*result.problems, *_unserved(result.turns))
-    result = msgspec.structs.replace(result, problems=problems)
     return ArmResult(result if alone else _completed(result, heard), client.answers)
 
 
@@ -198,10 +204,3 @@ def _completed(result: RunResult, heard: _Outcomes) -> RunResult:
     if differing:
         problems.append(f"{differing} requests reused other tokens than their outcomes tell")
     return msgspec.structs.replace(result, turns=tuple(turns), problems=tuple(problems))
-
-
-def _unserved(turns: Sequence[TurnRecord]) -> list[str]:
-    failed = [turn for turn in turns if turn.status != "completed"]
-    if not failed:
-        return []
-    return [f"{len(failed)} requests were not served, the first by {failed[0].reason}"]

@@ -164,6 +164,11 @@ async def _serve_all(bench: _Bench, opener: _Opener, save: Callable[[], None]) -
                 bench.errors.append(f"{name}: {error}")
                 print(f"hear: {name}: {error}", file=sys.stderr)
                 continue
+            if unserved := served.unserved:
+                # It had less to do than the others, so it stands beside none of them.
+                bench.errors.append(f"{name}: {unserved}; this arm is left out")
+                print(f"hear: {name}: {unserved}", file=sys.stderr)
+                continue
             served = _compared(bench, number, served)
             bench.results[number].append(served)
             save()
