@@ -45,15 +45,16 @@ class Host:
         if self._settings.bus != "memory":
             self._thread.start()
 
-    def stop(self) -> None:
-        """Leave the bus; waits no longer than ``STOP_WITHIN_S``."""
+    def stop(self, *, wait: bool = True) -> None:
+        """Leave the bus; waits no longer than ``STOP_WITHIN_S``, or not at all."""
         token = self._token
         if token is not None:
             try:
                 token.run_sync_soon(self._cancel.cancel)
             except trio.RunFinishedError:
                 return
-            self._thread.join(STOP_WITHIN_S)
+            if wait:
+                self._thread.join(STOP_WITHIN_S)
 
     def _main(self) -> None:
         try:

@@ -4,8 +4,10 @@ The mixin only tells ``Plugin`` where something happens and lets it have its tur
 What it needs of vLLM is few names, which ``versions.py`` holds to the range that was tested.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import structlog
 import vllm.v1.engine.core as engine_core
 from vllm.config.kv_events import KVEventsConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -18,16 +20,18 @@ from hear.engines.vllm.plugin import Plugin
 from hear.engines.vllm.settings import settings_of
 from hear.engines.vllm.waiting_queue import WaitingQueue
 
+_log = structlog.get_logger("hear.vllm")
+
 
 class _Tee:
     """A publisher of KV events that HEAR hears as well."""
 
-    def __init__(self, inner: Any, plugin: Plugin) -> None:
+    def __init__(self, inner: Any, hear: Callable[[Any], None]) -> None:
         self._inner = inner
-        self._plugin = plugin
+        self._hear = hear
 
     def publish(self, batch: Any) -> None:
-        self._plugin.kv_events(batch.events)
+        self._hear(batch.events)
         self._inner.publish(batch)
 
     def __getattr__(self, name: str) -> Any:
@@ -39,11 +43,18 @@ _Over: Any = object
 
 
 class HearMixin(_Over):
-    """Over a scheduler of vLLM; everything here runs on the engine's thread."""
+    """Over a scheduler of vLLM; everything here runs on the engine's thread.
+
+    HEAR can make serving better and must never break it: if something of HEAR's fails, that is
+    logged once, its bus is told that the engine has stopped, and vLLM serves on in its own order.
+    """
 
     kv_event_publisher: Any
+    hear: Plugin | None = None
+    hear_host: Host | None = None
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        settings = settings_of(vllm_config.additional_config)
         events = vllm_config.kv_events_config
         if events is None or not events.enable_kv_cache_events:
             # HEAR needs them in the process alone; nobody else is told.
@@ -55,47 +66,71 @@ class HearMixin(_Over):
         self.kv_holding_waiting = WaitingQueue()
         # Whom to preempt goes by priority then, so that the protected are the last.
         self.policy = SchedulingPolicy.PRIORITY
-        settings = settings_of(vllm_config.additional_config)
-        self.hear = Plugin(self, settings)
-        self.kv_event_publisher = _Tee(self.kv_event_publisher, self.hear)
-        self.hear_host = Host(self.hear, self, settings)
+        try:
+            self.hear = Plugin(self, settings)
+            self.hear_host = Host(self.hear, self, settings)
+        except Exception:
+            self._give_up()
+            return
+        self.kv_event_publisher = _Tee(
+            self.kv_event_publisher, lambda events: self._tell("kv_events", events)
+        )
         self.hear_host.start()
+
+    def _tell(self, hook: str, *args: Any) -> None:
+        """Let the plug-in do its part at one of the places that it hooks."""
+        if self.hear is None:
+            return
+        try:
+            getattr(self.hear, hook)(*args)
+        except Exception:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Go on without HEAR, from within the handling of what went wrong with it."""
+        _log.exception("hear.failed", effect="vLLM serves on in its own order, without HEAR")
+        host, self.hear, self.hear_host = self.hear_host, None, None
+        for queue in (self.waiting, self.kv_holding_waiting):
+            queue.admit_all()
+        if host is not None:
+            host.stop(wait=False)
 
     def add_request(self, request: Any) -> None:
         is_new = request.request_id not in self.requests
         super().add_request(request)
         if is_new and request.request_id in self.requests:
-            self.hear.added(request)
+            self._tell("added", request)
 
     def has_requests(self) -> bool:
-        self.hear.turn()
+        self._tell("turn")
         has_some: bool = super().has_requests()
         if not has_some:
-            self.hear.idle()
+            self._tell("idle")
         return has_some
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self.hear.before_step()
+        self._tell("before_step")
         output = super().schedule(*args, **kwargs)
-        self.hear.scheduled(output)
+        self._tell("scheduled", output)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self.hear.stepped(scheduler_output)
+        self._tell("stepped", scheduler_output)
         return outputs
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
-        self.hear.preempted(request)
+        self._tell("preempted", request)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         freed = super()._free_request(request, *args, **kwargs)
-        self.hear.freed(request)
+        self._tell("freed", request)
         return freed
 
     def shutdown(self) -> None:
-        self.hear_host.stop()
+        if self.hear_host is not None:
+            self.hear_host.stop()
         super().shutdown()
 
 

@@ -101,6 +101,11 @@ class WaitingQueue(RequestQueue):
         if request in self._held:
             self.add_request(request)
 
+    def admit_all(self) -> None:
+        """Put all that are held here back in line."""
+        for request in list(self._held):
+            self.add_request(request)
+
     def __bool__(self) -> bool:
         """Whether somebody is in line."""
         return bool(self._entries)
