@@ -13,6 +13,7 @@ from hear.engines.vllm.attach import attached
 from hear.engines.vllm.kv_sockets import check_endpoint
 from hear.engines.vllm.server import check_url
 from hear.engines.worker import EngineWorker
+from hear.messages import DEFAULT_TENANT
 from hear.seams import Bus
 
 _log = structlog.get_logger("hear.attach")
@@ -39,6 +40,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--hash-seed",
         metavar="SEED",
         help="its PYTHONHASHSEED, so that its hash scheme is known before its first event",
+    )
+    parser.add_argument(
+        "--tenant",
+        action="append",
+        metavar="NAME",
+        help="who is told of the engine, each of its own blocks, which are those of prompts with "
+        f"this name as cache_salt; may be given several times ({DEFAULT_TENANT})",
     )
     add_bus_arguments(parser)
 
@@ -72,6 +80,7 @@ async def _serve(bus: Bus, url: str, name: str, namespace: argparse.Namespace) -
         kv_replay=namespace.kv_replay,
         topic=namespace.topic,
         hash_seed=namespace.hash_seed,
+        tenants=tuple(namespace.tenant or (DEFAULT_TENANT,)),
     )
 
 
@@ -84,8 +93,7 @@ async def serve_attached(
     kv_replay: str | None = None,
     topic: str = "",
     hash_seed: str | None = None,
-    ranks: dict[str, int] | None = None,
-    epoch: int | None = None,
+    tenants: tuple[str, ...] = (DEFAULT_TENANT,),
 ) -> None:
     """Join the server at ``url`` to a bus as the engine ``name``, until cancelled.
 
@@ -96,7 +104,12 @@ async def serve_attached(
         EngineError: no vLLM server is there as this begins, or its events are not.
     """
     async with attached(
-        url, kv_events=kv_events, kv_replay=kv_replay, topic=topic, hash_seed=hash_seed
+        url,
+        kv_events=kv_events,
+        kv_replay=kv_replay,
+        topic=topic,
+        tenants=tenants,
+        hash_seed=hash_seed,
     ) as engine:
         _log.info(
             "server.attached",
@@ -109,8 +122,8 @@ async def serve_attached(
             bus,
             engine,
             name=name,
-            ranks=ranks,
-            epoch=new_epoch() if epoch is None else epoch,
+            tenants=tenants,
+            epoch=new_epoch(),
             max_restarts=sys.maxsize,
         )
         await worker.run()
