@@ -5,10 +5,10 @@
 Needs vLLM (docs/vllm.md says how to install it), and no model. The pool is full of blocks that may
 be reused, so that each block taken is one evicted. A round takes blocks, gives them content, gives
 them back, and reuses them; the sides take turns round by round. All figures are for one block, of
-the pool's own methods, since a user of vLLM pays these and never the queue's alone; and of processor
-time, since each is short and others may use the machine. Where half the pool is leased, each round
-puts a lease on its blocks and ends an old one; where all of it is, leases yield as they must, and
-taking a block includes that.
+the pool's own methods, since a user of vLLM pays these and never the queue's alone; and of the time
+of the processor, since each is short and others may use the machine. Where half the pool is leased,
+each round puts a lease on its blocks and ends an old one; where all of it is, leases yield as they
+must, and taking a block includes that.
 """
 
 import argparse
