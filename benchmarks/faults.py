@@ -45,7 +45,9 @@ from hear.engines.worker import EngineWorker
 from hear.errors import BusError
 from hear.harness_view import HarnessView
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
+    Cancel,
     CapabilitiesReported,
     Control,
     CostsReported,
@@ -58,6 +60,7 @@ from hear.messages import (
     QueueSnapshot,
     Release,
     WaitingRequest,
+    Withdraw,
 )
 from hear.operation import TERMINAL, Operation
 from hear.policies.runner import PolicyRunner
@@ -254,22 +257,27 @@ class NotingBackend:
     def pressure(self) -> PressureReported:
         return PressureReported()
 
-    def queue(self) -> QueueSnapshot:
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
         return QueueSnapshot()
 
-    def residency(self) -> Iterable[BlocksStored]:
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
         return ()
 
     def residency_known(self) -> bool:
         return True
 
     def apply(self, operation: Operation) -> Verdict:
+        if isinstance(operation.control, Cancel | Withdraw):
+            return Verdict("completed")
         os.write(self._effects, f"{operation.id}\n".encode())
         if isinstance(operation.control, Release):
             return Verdict("completed")
         self._under_way.append((trio.current_time() + 0.005, operation.id))
         self._news.set()
         return Verdict("accepted")
+
+    def expect(self, operation: Operation) -> None:
+        """Nothing to do: no requests come here."""
 
     def revert(self, operation: Operation) -> None:
         self._under_way = [(at, id) for at, id in self._under_way if id != operation.id]

@@ -20,6 +20,7 @@ from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.profile import Scheduler as Limits
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler, StepPlan
+from hear.operation import Ref
 from hear.seams import InferenceRequest
 
 
@@ -117,7 +118,7 @@ class _ToldCache(KvCache):
             num_cpu_blocks=0,
             inclusive=True,
             block_transfer_s=0.0,
-            leases=LeaseBook[str](400.0),
+            leases=LeaseBook[Ref](400.0),
             on_lost=lambda block: None,
         )
         self.evicted: list[int] = []

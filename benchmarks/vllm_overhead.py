@@ -48,7 +48,7 @@ CONCURRENCY: Final = (1, 8, 16)
 STOCK, IDLE, WORKING = "stock vLLM", "HEAR, no policy", "HEAR, cache-aware"
 OPTIONS: Final = (
     *("--max-num-seqs", "16", "--block-size", "32", "--max-model-len", "4096"),
-    *("--load-format", "dummy", "--enforce-eager", "--dtype", "bfloat16"),
+    *("--enforce-eager", "--dtype", "bfloat16"),
     # Tokens are told in bundles, so that it is decoding that is measured and not the telling.
     *("--stream-interval", "16"),
 )

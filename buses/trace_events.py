@@ -1,16 +1,17 @@
 """A recording as events of the Chrome trace event format, which Perfetto opens.
 
-One process for each engine: its requests as nested asynchronous slices (queue, prefill, decode)
-that all carry the request's id, and counters of its queue and its KV blocks. One process holds a
-track for each policy, with a slice for each control, and each engine has a track of the outcomes
-that it gave; a flow leads from a control to its outcomes. Events are not in order of time, which
-the format allows. Nothing here writes.
+One process for each engine, as each tenant hears of it: its requests as nested asynchronous slices
+(queue, prefill, decode) that all carry the request's id, and counters of its queue and its KV
+blocks. One process holds a track for each policy, with a slice for each control, and each engine
+has a track of the outcomes that it gave; a flow leads from a control to its outcomes. Events are
+not in order of time, which the format allows. Nothing here writes.
 """
 
 from collections.abc import Generator, Iterable, Iterator
 from math import floor
 from typing import Any, Final
 
+from hear.buses.tap.lines import of_tenant
 from hear.codec import open_body
 from hear.errors import RemoteProtocolError
 from hear.messages import (
@@ -48,7 +49,7 @@ class TraceEvents:
         self._pids: dict[str, int] = {}
         self._tids: dict[str, int] = {}
         self._arrived: dict[tuple[str, str], float] = {}
-        self._sent: dict[str, str] = {}  # source of each control by operation
+        self._sent: dict[str, str] = {}  # source of each control by operation, as it is shown
 
     def events(self, records: Iterable[Record]) -> Iterator[Event]:
         """All events of a recording, in the order in which their ends were heard."""
@@ -96,9 +97,9 @@ class TraceEvents:
     # -- requests --------------------------------------------------------------------------------
 
     def _request(self, envelope: Envelope, outcome: RequestOutcome) -> Iterator[Event]:
-        request, engine = envelope.key.request, envelope.key.engine or envelope.source
-        if request is None:
+        if envelope.key.request is None:
             return
+        request, engine = of_tenant(envelope.key.request, envelope.tenant), _engine_of(envelope)
         if outcome.status == "accepted":
             self._arrived[engine, request] = envelope.time_s
             return
@@ -111,7 +112,7 @@ class TraceEvents:
         begin_s = self._arrived.pop((engine, request), end_s - sum(s for _, s in spans))
         pid = yield from self._engine(engine)
         args = {
-            "request": request,
+            "request": envelope.key.request,
             "context": envelope.key.context,
             "status": outcome.status,
             "reason": outcome.reason,
@@ -143,10 +144,10 @@ class TraceEvents:
     # -- controls and their outcomes -------------------------------------------------------------
 
     def _control(self, envelope: Envelope, control: Control) -> Iterator[Event]:
-        operation = envelope.key.operation
-        tid = yield from self._policy(envelope.source)
+        operation = _operation_of(envelope)
+        tid = yield from self._policy(of_tenant(envelope.source, envelope.tenant))
         args = {
-            "operation": operation,
+            "operation": envelope.key.operation,
             "request": envelope.key.request,
             "context": envelope.key.context,
             "engine": envelope.key.engine,
@@ -159,11 +160,10 @@ class TraceEvents:
             yield self._flow("s", operation, envelope.time_s, _POLICIES_PID, tid)
 
     def _outcome(self, envelope: Envelope, outcome: OperationOutcome) -> Iterator[Event]:
-        operation = envelope.key.operation
-        engine = envelope.key.engine or envelope.source
-        pid = yield from self._engine(engine)
+        operation = _operation_of(envelope)
+        pid = yield from self._engine(_engine_of(envelope))
         args = {
-            "operation": operation,
+            "operation": envelope.key.operation,
             "request": envelope.key.request,
             "context": envelope.key.context,
             "policy": self._sent.get(operation or ""),
@@ -200,7 +200,7 @@ class TraceEvents:
     # -- the rest --------------------------------------------------------------------------------
 
     def _counter(self, envelope: Envelope, name: str, values: Event) -> Iterator[Event]:
-        pid = yield from self._engine(envelope.key.engine or envelope.source)
+        pid = yield from self._engine(_engine_of(envelope))
         yield self._event("C", name, envelope.time_s, pid, 0, args=values)
 
     def _engine(self, name: str) -> Generator[Event, None, int]:
@@ -230,3 +230,12 @@ class TraceEvents:
     ) -> Event:
         ts = round(1e6 * (time_s - self._origin_s), 3)
         return {"ph": phase, "name": name, "ts": ts, "pid": pid, "tid": tid, **more}
+
+
+def _engine_of(envelope: Envelope) -> str:
+    return of_tenant(envelope.key.engine or envelope.source, envelope.tenant)
+
+
+def _operation_of(envelope: Envelope) -> str | None:
+    operation = envelope.key.operation
+    return None if operation is None else of_tenant(operation, envelope.tenant)

@@ -20,6 +20,7 @@ from hear.engines.ledger import Ledger
 from hear.engines.simulated import serving
 from hear.engines.worker import EngineWorker
 from hear.errors import ConfigError
+from hear.messages import DEFAULT_TENANT
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what became of operations, so that none acts twice if this process is killed",
     )
+    parser.add_argument(
+        "--tenant",
+        action="append",
+        metavar="NAME",
+        help="who is told of the engine before its first request; may be given several times "
+        f"({DEFAULT_TENANT})",
+    )
     add_bus_arguments(parser)
 
 
@@ -85,6 +93,7 @@ def run(namespace: argparse.Namespace) -> int:
                 backend,
                 name=name,
                 ranks=ranks,
+                tenants=tuple(dict.fromkeys(namespace.tenant or (DEFAULT_TENANT,))),
                 epoch=new_epoch(),
                 ledger=ledger,
                 endpoint=told,

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from hear.engines.eviction import Rank
 
 C = TypeVar("C", bound=Hashable)
-"""How an engine names contexts: as requests do, or with the tenant before that."""
+"""How an engine names contexts and operations: as they are, or with the tenant before that."""
 
 
 class Lease(Generic[C]):
@@ -23,7 +23,7 @@ class Lease(Generic[C]):
 
     def __init__(
         self,
-        operation: str,
+        operation: C,
         context: C,
         score: float,
         expires_s: float,
@@ -46,7 +46,7 @@ class LeaseBook(Generic[C]):
         self._decay_s = decay_s
         self._leases: dict[C, Lease[C]] = {}
         self._covers: dict[int, dict[C, int]] = {}
-        self._expiries: list[tuple[float, C, str]] = []
+        self._expiries: list[tuple[float, C, C]] = []
 
     def __len__(self) -> int:
         return len(self._leases)

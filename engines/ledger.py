@@ -18,7 +18,7 @@ import msgspec
 
 from hear.errors import ConfigError
 from hear.intake import Answer
-from hear.messages import Key, OperationOutcome
+from hear.messages import DEFAULT_TENANT, Key, OperationOutcome
 
 _LENGTH_BYTES: Final = 4
 _MAX_ENTRY_BYTES: Final = 1 << 20
@@ -29,6 +29,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     key: Key
     outcome: OperationOutcome | None
     control: str
+    tenant: str = DEFAULT_TENANT
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -47,15 +48,16 @@ class Ledger:
         """Open the ledger at ``path``, and read what is there.
 
         Args:
-            remember: ends that are kept; must cover the time for which senders ask again.
+            remember: ends that are kept of each tenant; must cover the time for which senders ask
+                again.
 
         Raises:
             ConfigError: the file cannot be opened, or is another's.
         """
         self.path = path
         self._remember = remember
-        self._begun: dict[str, tuple[Key, str]] = {}
-        self._ended: OrderedDict[str, Answer] = OrderedDict()
+        self._begun: dict[tuple[str, str], tuple[Key, str]] = {}  # by tenant and operation
+        self._ended: dict[str, OrderedDict[str, Answer]] = {}  # by tenant
         self._num_entries = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,39 +67,36 @@ class Ledger:
             raise ConfigError(f"ledger {path}: cannot be used: {error.strerror}") from error
 
     @property
-    def ended(self) -> list[Answer]:
-        """How operations have ended, oldest first."""
-        return list(self._ended.values())
+    def tenants(self) -> list[str]:
+        """Whose operations have ended."""
+        return list(self._ended)
 
-    def fail_interrupted(self) -> list[Answer]:
-        """End what an earlier worker had begun and did not end; returns how, to be told."""
-        answers = [
-            Answer(
-                key,
-                OperationOutcome(
-                    status="failed",
-                    control=control,
-                    reason="engine_restarted",
-                    detail="its worker was lost",
-                ),
+    def ended(self, tenant: str = DEFAULT_TENANT) -> list[Answer]:
+        """How the operations of a tenant have ended, oldest first."""
+        return list(self._ended.get(tenant, {}).values())
+
+    def fail_interrupted(self) -> None:
+        """End what an earlier worker had begun and did not end."""
+        for (tenant, _), (key, control) in list(self._begun.items()):
+            outcome = OperationOutcome(
+                status="failed",
+                control=control,
+                reason="engine_restarted",
+                detail="its worker was lost",
             )
-            for key, control in self._begun.values()
-        ]
-        for answer in answers:
-            self.note(answer)
-        return answers
+            self.note(Answer(key, outcome), tenant)
 
-    def begin(self, key: Key, control: str) -> None:
+    def begin(self, key: Key, control: str, tenant: str = DEFAULT_TENANT) -> None:
         """Note an operation that is about to be acted on.
 
         Raises:
             OSError: it cannot be written.
         """
-        if key.operation is not None and key.operation not in self._begun:
-            self._write(_Entry(key, None, control))
-            self._begun[key.operation] = key, control
+        if key.operation is not None and (tenant, key.operation) not in self._begun:
+            self._write(_Entry(key, None, control, tenant))
+            self._begun[tenant, key.operation] = key, control
 
-    def note(self, answer: Answer) -> None:
+    def note(self, answer: Answer, tenant: str = DEFAULT_TENANT) -> None:
         """Note an answer that is about to be told.
 
         Raises:
@@ -105,11 +104,12 @@ class Ledger:
         """
         key, outcome = answer.key, answer.outcome
         if outcome.status in _OPEN:
-            self.begin(key, outcome.control)
-        elif key.operation is not None and key.operation not in self._ended:
-            self._write(_Entry(key, outcome, outcome.control))
-            self._take(key, answer)
-            if self._num_entries > 4 * self._remember + 2 * len(self._begun):
+            self.begin(key, outcome.control, tenant)
+        elif key.operation is not None and key.operation not in self._ended.get(tenant, ()):
+            self._write(_Entry(key, outcome, outcome.control, tenant))
+            self._take(tenant, answer)
+            remembered = self._remember * len(self._ended)
+            if self._num_entries > 4 * remembered + 2 * len(self._begun):
                 self._rewrite()
 
     def close(self) -> None:
@@ -128,12 +128,14 @@ class Ledger:
             raise ConfigError(f"ledger {self.path}: another worker uses it") from None
         return file
 
-    def _take(self, key: Key, answer: Answer) -> None:
-        assert key.operation is not None
-        self._begun.pop(key.operation, None)
-        self._ended[key.operation] = answer
-        if len(self._ended) > self._remember:
-            self._ended.popitem(last=False)
+    def _take(self, tenant: str, answer: Answer) -> None:
+        operation = answer.key.operation
+        assert operation is not None
+        self._begun.pop((tenant, operation), None)
+        ended = self._ended.setdefault(tenant, OrderedDict())
+        ended[operation] = answer
+        if len(ended) > self._remember:
+            ended.popitem(last=False)
 
     def _write(self, entry: _Entry) -> None:
         os.write(self._file, _framed(entry))
@@ -157,9 +159,9 @@ class Ledger:
                 ) from error
             self._num_entries += 1
             if entry.outcome is not None:
-                self._take(entry.key, Answer(entry.key, entry.outcome))
+                self._take(entry.tenant, Answer(entry.key, entry.outcome))
             elif entry.key.operation is not None:
-                self._begun[entry.key.operation] = entry.key, entry.control
+                self._begun[entry.tenant, entry.key.operation] = entry.key, entry.control
             at = end
         if at < len(data):
             # The last worker was killed as it wrote. What it wrote of it was never told to anyone.
@@ -167,8 +169,15 @@ class Ledger:
 
     def _rewrite(self) -> None:
         """Leave out what is no longer remembered."""
-        entries = [_Entry(a.key, a.outcome, a.outcome.control) for a in self._ended.values()]
-        entries += [_Entry(key, None, control) for key, control in self._begun.values()]
+        entries = [
+            _Entry(answer.key, answer.outcome, answer.outcome.control, tenant)
+            for tenant, ended in self._ended.items()
+            for answer in ended.values()
+        ]
+        entries += [
+            _Entry(key, None, control, tenant)
+            for (tenant, _), (key, control) in self._begun.items()
+        ]
         beside = self.path.with_name(f"{self.path.name}.new")
         with beside.open("wb") as file:
             file.writelines(map(_framed, entries))

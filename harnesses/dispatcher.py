@@ -85,6 +85,7 @@ class Dispatcher:
             engines: at least one. What is added or taken away later counts from then on.
             name: the ``engine`` by which a harness describes a request that has yet to be routed.
             ranks: the rank of policies (by source) in arbitration; higher prevails.
+            tenant: whose requests it sends on, and whose routes it hears.
             epoch: the incarnation of ``name``, as for a worker.
             route_wait_s: how long at most a request waits for routes.
             settle_s: how long, within that, it waits after the first.
@@ -123,10 +124,15 @@ class Dispatcher:
         """Serve one request on one of the engines; ``on_routed`` is told which before it is sent.
 
         Raises:
-            EngineError: a request of that id is being served, there is no engine left, or the
-                engine raises it.
+            EngineError: a request of that id is being served, it is of another tenant than the
+                pool, there is no engine left, or the engine raises it.
         """
         sent_s = trio.current_time()
+        if request.tenant != self._tenant:
+            raise EngineError(
+                f"request {request.id!r} is of tenant {request.tenant!r:.80}, and this pool of "
+                f"{self._tenant!r}"
+            )
         if request.id in self._held:
             raise EngineError(f"request {request.id!r} is being served already")
         held = self._held[request.id] = _Held()
@@ -219,6 +225,18 @@ class Dispatcher:
         for operation in step.apply:
             self._carry_out(self._intake.applied(operation, self._apply(operation)))
 
+    def take_in(self, envelope: Envelope, now: float) -> None:
+        """Take in one control."""
+        self._carry_out(self._intake.receive(envelope, now))
+
+    def expire(self, now: float) -> None:
+        """End what has passed its deadline."""
+        self._carry_out(self._intake.expire(now))
+
+    def next_expiry(self) -> float | None:
+        """When ``expire`` has to be called next."""
+        return self._intake.next_expiry()
+
     # -- the bus ------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -233,9 +251,7 @@ class Dispatcher:
             raise BusError(f"{self.name}: there is no bus to join")
         subject = stem("state", self._tenant, self._key, "capabilities_reported")
         self._bus.provide_snapshots(subject, self._capabilities)
-        async with ControlReader(
-            self._bus, self._intake, self._carry_out, tenant=self._tenant
-        ) as controls:
+        async with ControlReader(self._bus, self, tenant=self._tenant) as controls:
             self._listening = True
             self.announce()
             try:

@@ -13,6 +13,7 @@ from hear.harnesses.replay.live import play
 from hear.harnesses.replay.output import write_whole
 from hear.harnesses.replay.plan import Source, parse_window
 from hear.log import to_stderr
+from hear.messages import DEFAULT_TENANT
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="START:SECONDS",
         help="mooncake: a slice of the trace (0:120)",
     )
+    parser.add_argument("--tenant", default=DEFAULT_TENANT, help="whose requests they are")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the row as JSON")
     add_bus_arguments(parser)
 
@@ -52,7 +54,12 @@ def run_play(namespace: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             row, problems = await play(
-                bus, workload, load=namespace.load, seed=namespace.seed, loop="closed"
+                bus,
+                workload,
+                load=namespace.load,
+                seed=namespace.seed,
+                loop="closed",
+                tenant=namespace.tenant,
             )
         if namespace.json is not None:
             data = msgspec.json.format(msgspec.json.encode(row)) + b"\n"

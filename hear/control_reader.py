@@ -1,22 +1,21 @@
-"""Takes the controls for one serving instance off a bus and into its ``Intake``.
+"""Takes the controls for one serving instance off a bus.
 
 An engine's worker and a pool read their controls alike: in order, with what passes its deadline
 ended in time, and with another subscription when they were cut off from one for being slow. What
-becomes of a control is the intake's, and what to do about it its owner's.
+becomes of a control, and what to do about it, is the instance's.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from math import inf
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn, Protocol, Self
 
 import structlog
 import trio
 
 from hear.errors import LaggedError
-from hear.intake import Intake, Step
-from hear.messages import DEFAULT_TENANT, Envelope
+from hear.messages import Envelope
 from hear.seams import Bus, Subscription
 from hear.subjects import token
 
@@ -26,22 +25,36 @@ CAPACITY = 65_536
 """Controls that may wait to be taken in."""
 
 
-class ControlReader:
-    """A subscription to the controls for the instance that an intake is of."""
+class Instance(Protocol):
+    """Who the controls are for."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        intake: Intake,
-        carry_out: Callable[[Step], None],
-        *,
-        tenant: str = DEFAULT_TENANT,
-    ) -> None:
-        """``carry_out`` is handed what follows from each control and from each deadline."""
+    @property
+    def name(self) -> str:
+        """Its name, in subjects and in the keys of controls."""
+        ...
+
+    def take_in(self, envelope: Envelope, now: float) -> None:
+        """Take in one control."""
+        ...
+
+    def expire(self, now: float) -> None:
+        """End what has passed its deadline."""
+        ...
+
+    def next_expiry(self) -> float | None:
+        """When ``expire`` has to be called next."""
+        ...
+
+
+class ControlReader:
+    """A subscription to the controls for one instance."""
+
+    def __init__(self, bus: Bus, instance: Instance, *, tenant: str | None = None) -> None:
+        """Read the controls of one tenant, or of all."""
         self._bus = bus
-        self._intake = intake
-        self._carry_out = carry_out
-        self._pattern = f"control.{token(tenant)}.{token(intake.engine)}.>"
+        self._instance = instance
+        whose = "*" if tenant is None else token(tenant)
+        self._pattern = f"control.{whose}.{token(instance.name)}.>"
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -66,21 +79,21 @@ class ControlReader:
             try:
                 await self._take_in()
             except LaggedError as error:
-                _log.error("controls.lost", engine=self._intake.engine, error=str(error))
+                _log.error("controls.lost", engine=self._instance.name, error=str(error))
                 await self._stack.aclose()
                 self._controls = await self._subscribe()
 
     async def _subscribe(self) -> Subscription:
-        name = self._intake.engine
+        name = self._instance.name
         subscription = self._bus.subscribe([self._pattern], name=name, capacity=CAPACITY)
         return await self._stack.enter_async_context(subscription)
 
     async def _take_in(self) -> None:
         while True:
             batch: Iterable[Envelope] = ()
-            with trio.move_on_at(self._intake.next_expiry() or inf):
+            with trio.move_on_at(self._instance.next_expiry() or inf):
                 batch = await self._controls.receive()
             now = trio.current_time()
             for envelope in batch:
-                self._carry_out(self._intake.receive(envelope, now))
-            self._carry_out(self._intake.expire(now))
+                self._instance.take_in(envelope, now)
+            self._instance.expire(now)

@@ -25,6 +25,8 @@ class Sequencer:
         self.source = source
         self.epoch = epoch
         self.tenant = tenant
+        # Numbers shared among tenants would tell each how much the others are told.
+        self._prefix = "" if tenant == DEFAULT_TENANT else f"{tenant}/"
         self._seqs: dict[str, int] = {}
         self._ids: Iterator[int] = count(1)
 
@@ -35,8 +37,8 @@ class Sequencer:
         self._ids = count(1)
 
     def next_id(self) -> str:
-        """An id that no other message or operation of this source has."""
-        return f"{self.source}-{self.epoch}-{next(self._ids)}"
+        """An id that no other message or operation of this source has, for any tenant."""
+        return f"{self._prefix}{self.source}-{self.epoch}-{next(self._ids)}"
 
     def wrap(self, message: Message, key: Key, time_s: float) -> Envelope:
         """Number a message and put it into an envelope."""
@@ -179,6 +181,7 @@ class Outbox:
             source=envelope.source,
             submitted_s=now,
             deadline_s=give_up_s,
+            tenant=envelope.tenant,
         )
         pending = self._open[operation_id] = _Pending(operation, envelope, give_up_s)
         self._arm(pending, now + self._first_retry_s)

@@ -1,5 +1,7 @@
 """What a reader believes of the engines: s in d = pi(h, s) (paper, equation 1).
 
+Each tenant is told its own, so views are of one: who hears several keeps views for each.
+
 All of it was observed and may be out of date: each part tells when it was last heard, and after a
 gap the residency of an engine is *unknown*, not empty and not as before, until a snapshot comes.
 """
@@ -199,7 +201,7 @@ class EngineView:
 
 
 class EngineViews(Mapping[str, EngineView]):
-    """All engines that were heard of, by name.
+    """All engines that were heard of by one tenant, by name.
 
     ``changes`` lists what came since the last decision, as pairs of engine and message. Of more
     than ``max_engines`` the one that has been silent longest is forgotten.

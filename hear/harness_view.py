@@ -1,6 +1,7 @@
 """What a reader knows of the workflows: h in d = pi(h, s) (paper, equation 1).
 
-Requests, the contexts that they run on, what depends on what, and what was said of the future.
+Requests, the contexts that they run on, what depends on what, and what was said of the future; all
+of one tenant, since names mean something within it alone.
 Nothing here tells an engine to act.
 """
 

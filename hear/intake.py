@@ -53,7 +53,7 @@ class Step:
 
 
 class Intake:
-    """Takes in the controls for one engine."""
+    """Takes in the controls of one tenant for one engine."""
 
     def __init__(
         self,
@@ -142,6 +142,7 @@ class Intake:
             source=envelope.source,
             submitted_s=now,
             deadline_s=min(deadline, now + MAX_DEADLINE_S),
+            tenant=envelope.tenant,
         )
         self._open[operation.id] = operation
         self._admit(step, operation)

@@ -9,6 +9,9 @@ from typing import Final, Literal
 from hear.errors import LocalProtocolError
 from hear.messages import DEFAULT_TENANT, Control, Key, OperationStatus
 
+Ref = tuple[str, str]
+"""A tenant and an id (of a request, a context or an operation) that is its own."""
+
 Phase = Literal["submitted", "accepted", "completed", "rejected", "unsupported", "failed"]
 
 TRANSITIONS: Final[dict[Phase, dict[OperationStatus, Phase]]] = {
@@ -28,7 +31,10 @@ TERMINAL: Final[frozenset[Phase]] = frozenset(p for p, after in TRANSITIONS.item
 
 
 class Operation:
-    """One control on its way, from submission to its one terminal outcome."""
+    """One control on its way, from submission to its one terminal outcome.
+
+    Its id is its own among those of ``tenant``, and so are the names in its key.
+    """
 
     __slots__ = ("control", "deadline_s", "id", "key", "phase", "source", "submitted_s", "tenant")
 
@@ -51,6 +57,11 @@ class Operation:
         self.deadline_s = deadline_s
         self.tenant = tenant
         self.phase: Phase = "submitted"
+
+    @property
+    def ref(self) -> Ref:
+        """Its tenant and its id, which together are its own on an engine."""
+        return self.tenant, self.id
 
     @property
     def terminal(self) -> bool:

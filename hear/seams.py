@@ -175,7 +175,7 @@ class Verdict(NamedTuple):
 
 
 class OperationEnded(NamedTuple):
-    """The end of an operation that the backend had accepted."""
+    """The end of an operation that the backend had accepted, of the tenant of its report."""
 
     operation: str
     outcome: OperationOutcome
@@ -183,7 +183,7 @@ class OperationEnded(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """What happened in an engine since its last report.
+    """What happened in an engine since its last report, as far as it concerns one tenant.
 
     ``arrived`` holds keys of new requests; ``verdicts`` what became of operations, by id, of which
     ``EngineBackend.apply`` could not tell at once. ``residency_anew``: the backend has lost sight
@@ -200,10 +200,15 @@ class Report:
     queue: QueueChanged | None = None
     operations: list[OperationEnded] = field(default_factory=list)
     requests: list[tuple[Key, RequestOutcome]] = field(default_factory=list)
+    tenant: str = DEFAULT_TENANT
 
 
 class EngineBackend(Protocol):
-    """One inference library behind the worker. All methods but ``run`` return at once."""
+    """One inference library behind the worker. All methods but ``run`` return at once.
+
+    One engine may serve several tenants. Requests, contexts, operations and blocks are of one each:
+    two may use the same ids and the same block hashes, and neither meets what is the other's.
+    """
 
     def capabilities(self) -> CapabilitiesReported:
         """What this engine can do."""
@@ -217,12 +222,12 @@ class EngineBackend(Protocol):
         """How full it is now."""
         ...
 
-    def queue(self) -> QueueSnapshot:
-        """Who waits and who runs now."""
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
+        """Which requests of a tenant wait and which run now."""
         ...
 
-    def residency(self) -> Iterable[BlocksStored]:
-        """All resident blocks, as chains, in any order."""
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
+        """All resident blocks of a tenant, as chains, in any order."""
         ...
 
     def residency_known(self) -> bool:
@@ -251,7 +256,7 @@ class EngineBackend(Protocol):
         ...
 
     async def run(self, report: Callable[[Report], None]) -> None:
-        """Serve until cancelled, and report each change."""
+        """Serve until cancelled, and report each change, to each tenant its own."""
         ...
 
 
@@ -260,7 +265,8 @@ class InferenceRequest:
     """One generation, as a client sends it to an engine on the data path.
 
     ``prompt_hashes`` names the full blocks of the prompt; ``output_hashes`` those that prompt and
-    output fill together, as far as the one who replays a recording knows them.
+    output fill together, as far as the one who replays a recording knows them. Ids and hashes are
+    those of ``tenant``, and mean nothing to others.
 
     A real engine needs the prompt itself: ``prompt`` is a text or the ids of its tokens, or else
     ``messages`` are those of a chat. ``cache_salt`` keeps its blocks apart from equal ones of

@@ -135,6 +135,22 @@ class Pattern:
         return f"Pattern({self.text!r})"
 
 
+def narrowed(pattern: str, tenant: str) -> str | None:
+    """What of a pattern concerns one tenant; None if it names another.
+
+    Raises:
+        LocalProtocolError: it is no pattern.
+    """
+    Pattern(pattern)
+    own = token(tenant)
+    category, *more = pattern.split(".")
+    if category == ">":
+        return f"*.{own}.>"
+    if more in ([], [">"]):
+        return f"{category}.{own}.>" if more else pattern
+    return ".".join([category, own, *more[1:]]) if more[0] in ("*", own) else None
+
+
 class Matcher:
     """Several patterns as one question. Answers for up to 65,536 stems are remembered."""
 

@@ -6,6 +6,7 @@ running is ``hear.supervisor``. Without a file it starts a small cluster to try 
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -28,6 +29,7 @@ from hear.connection import (
 )
 from hear.errors import BusError, ConfigError
 from hear.log import to_stderr
+from hear.messages import DEFAULT_TENANT
 from hear.seams import Bus
 from hear.supervisor import Part, Supervisor
 
@@ -41,6 +43,7 @@ _BUS: Final = "bus"
 _OF_SIMULATED: Final = ("profile", "block_size")
 _OF_LAUNCHED: Final = ("model", "options", "cpu_tier_gib")
 _Name = Annotated[str, Meta(pattern=f"^{NAME}$")]
+_Tenant = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +62,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     model: str | None = None
     options: tuple[str, ...] | None = None
     cpu_tier_gib: Annotated[float, Meta(gt=0)] | None = None
+    tenants: tuple[_Tenant, ...] | None = None
+    """Who is told of it before their first request; by default, the tenants of all policies."""
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +72,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     policy: str
     name: _Name | None = None
     rank: int | None = None
+    tenant: _Tenant = DEFAULT_TENANT
 
 
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,20 +157,26 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
         joining = ["--bus", url, *key]
         joining += ["--endpoint", engine.endpoint] if engine.endpoint else []
         joining += ["--ranks", ranks] if ranks else []
+        for tenant in _tenants(engine, config):
+            joining += ["--tenant", tenant]
         launched = engine.kind in plugins.names("launchers")
         for setting in _OF_SIMULATED if launched else _OF_LAUNCHED:
             if getattr(engine, setting) is not None:
                 at = _at(path, f"engine[{place}].{setting}")
-                raise ConfigError(f"{at}: an engine of kind {engine.kind!r} has no such setting")
+                raise ConfigError(f"{at}: an engine of kind {engine.kind!r} has no {setting!r}")
         if launched:
             launch = plugins.load("launchers", engine.kind)
-            command = launch(engine, name=name, joining=joining)
+            try:
+                command = launch(engine, name=name, joining=joining)
+            except ConfigError as error:
+                raise ConfigError(f"{_at(path, f'engine[{place}].kind')}: {error}") from error
             parts.append(Part(name, (sys.executable, "-m", "hear.cli", *command)))
         else:
             ledger = ["--ledger", str(state / f"{name}.ledger")]
             parts.append(_part("engine", [*_simulated(engine, name), *joining, *ledger], name))
-    for name, _, spec in policies:
-        parts.append(_part("policy", [spec, "--name", name, "--bus", url, *key], name))
+    for (name, _, spec), policy in zip(policies, config.policy, strict=True):
+        arguments = [spec, "--name", name, "--bus", url, *key, "--tenant", policy.tenant]
+        parts.append(_part("policy", arguments, name))
     return url, parts
 
 
@@ -182,6 +194,13 @@ def _simulated(engine: EngineConfig, name: str) -> list[str]:
 def engine_names(config: ClusterConfig) -> list[str]:
     """The names of the engines of a cluster."""
     return [engine.name or f"engine{place}" for place, engine in enumerate(config.engine)]
+
+
+def _tenants(engine: EngineConfig, config: ClusterConfig) -> Iterable[str]:
+    """Who is told of an engine from the beginning."""
+    if engine.tenants is not None:
+        return engine.tenants
+    return dict.fromkeys(policy.tenant for policy in config.policy) or (DEFAULT_TENANT,)
 
 
 def _policies(config: ClusterConfig, path: Path | None) -> list[tuple[str, int, str]]:

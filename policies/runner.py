@@ -1,5 +1,6 @@
 """Runs one policy: keeps its views, calls it once for each burst of messages, sends its controls.
 
+A policy serves one tenant, and hears of no other whatever its patterns say.
 A policy that raises, does not return or asks for what it may not is reported; its controls end
 and it is left out, while everything else goes on.
 """
@@ -45,6 +46,7 @@ from hear.messages import (
 from hear.policies.asks import check_ask
 from hear.policies.watchdog import TimeLimitPassed, time_limit
 from hear.seams import Ask, Bus, Policy, Subscription
+from hear.subjects import narrowed, token
 
 _log = structlog.get_logger("hear.policy")
 
@@ -94,11 +96,16 @@ class PolicyRunner:
     ) -> None:
         """Run ``policy`` under the name ``source``, its own by default.
 
-        ``epoch`` is the incarnation of that source: who starts it again on the same bus has to
-        give a larger one, since engines remember the operations of the last. ``leave_limit_s`` is
-        how long ``run`` waits, at its end, for the answers that are still owed. ``capacity`` bounds
+        ``tenant`` is whose requests it serves; a ``*`` in the tenant's place of what it observes
+        stands for that one alone. ``epoch`` is the incarnation of that source: who starts it again
+        on the same bus has to give a larger one, since engines remember the operations of the last.
+        ``leave_limit_s`` is how long ``run`` waits, at its end, for the answers that are still
+        owed. ``capacity`` bounds
         the messages that wait to be heard: outcomes of all policies come by, and a burst of theirs
         must not push this one out.
+
+        Raises:
+            LocalProtocolError: the policy observes what is no pattern, or another tenant.
         """
         self.policy = policy
         self.source = source or policy.name
@@ -106,6 +113,7 @@ class PolicyRunner:
         self.stopped = trio.Event()
         self._bus = bus
         self._tenant = tenant
+        self._observed = {self._of_tenant(pattern) for pattern in policy.observes}
         self._sequencer = Sequencer(self.source, epoch, tenant)
         self._outbox = Outbox()
         self._h = HarnessView()
@@ -133,8 +141,9 @@ class PolicyRunner:
 
         The answers to what is still open are awaited for a bounded time.
         """
-        own = {f"outcome.{self._tenant}.>", f"state.{self._tenant}.*.capabilities.>"}
-        patterns = {*self.policy.observes, *own}
+        tenant = token(self._tenant)
+        own = {f"outcome.{tenant}.>", f"state.{tenant}.*.capabilities.>"}
+        patterns = self._observed | own
         try:
             while not await self._serve(patterns, task_status):
                 if self.statistics.failure is not None:
@@ -150,6 +159,15 @@ class PolicyRunner:
         finally:
             self._count_lost(self._outbox.due(inf)[1])
             self.stopped.set()
+
+    def _of_tenant(self, pattern: str) -> str:
+        own = narrowed(pattern, self._tenant)
+        if own is None:
+            raise LocalProtocolError(
+                f"policy {self.source!r} observes {pattern!r}, of another tenant than the "
+                f"{self._tenant!r} that it serves: expected '*' in the tenant's place"
+            )
+        return own
 
     def stop(self) -> None:
         """Let ``run`` come to its end."""

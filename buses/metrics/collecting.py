@@ -8,7 +8,7 @@ when it restarts.
 from collections import OrderedDict
 from collections.abc import Callable
 from math import isfinite
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Histogram
 
@@ -32,6 +32,7 @@ from hear.messages import (
 
 _REMEMBER_IDS: Final = 65_536
 _MAX_ENGINES: Final = 1_000
+_MAX_TENANTS: Final = 1_000
 _OPENED: Final = frozenset(
     {
         "request_outcome",
@@ -44,6 +45,15 @@ _OPENED: Final = frozenset(
     }
 )
 """Kinds whose bodies are read; of all others the envelope is enough."""
+
+
+class _Queue(NamedTuple):
+    """What one tenant has in the queue of an engine."""
+
+    waiting: int = 0
+    running: int = 0
+    waiting_tokens: int = 0
+    running_tokens: int = 0
 
 
 class Collecting:
@@ -62,6 +72,7 @@ class Collecting:
         self._on_span = on_span
         self._detector = GapDetector()
         self._epochs: OrderedDict[str, int] = OrderedDict()
+        self._queues: dict[str, dict[str, _Queue]] = {}  # by engine and tenant
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._forgotten = 0
         self._open_shown: set[str] = set()
@@ -193,11 +204,11 @@ class Collecting:
             self._epochs[engine] = epoch
             if len(self._epochs) > _MAX_ENGINES:
                 gone, _ = self._epochs.popitem(last=False)
-                self.families.forget_state(gone)
+                self._forget_state(gone)
             self.families.epoch(engine).set(epoch)
             if before is not None:
                 self.families.restarts(engine).inc()
-                self.families.forget_state(engine)
+                self._forget_state(engine)
                 for move in self.operations.restart(engine, envelope.time_s):
                     self._move(move)
         if isfinite(envelope.time_s):
@@ -208,17 +219,25 @@ class Collecting:
         families, engine = self.families, envelope.key.engine or envelope.source
         match message:
             case QueueChanged():
-                families.queue(engine, "waiting").set(message.num_waiting)
-                families.queue(engine, "running").set(message.num_running)
-                families.queue_tokens(engine, "waiting").set(message.waiting_tokens)
-                families.queue_tokens(engine, "running").set(message.running_tokens)
+                self._set_queue(
+                    envelope,
+                    _Queue(
+                        message.num_waiting,
+                        message.num_running,
+                        message.waiting_tokens,
+                        message.running_tokens,
+                    ),
+                )
             case QueueSnapshot():
                 waiting, running = message.waiting, message.running
-                families.queue(engine, "waiting").set(len(waiting))
-                families.queue(engine, "running").set(len(running))
-                families.queue_tokens(engine, "waiting").set(sum(w.prompt_tokens for w in waiting))
-                families.queue_tokens(engine, "running").set(
-                    sum(r.prompt_tokens + r.output_tokens for r in running)
+                self._set_queue(
+                    envelope,
+                    _Queue(
+                        len(waiting),
+                        len(running),
+                        sum(w.prompt_tokens for w in waiting),
+                        sum(r.prompt_tokens + r.output_tokens for r in running),
+                    ),
                 )
             case PressureReported():
                 for tier in message.tiers:
@@ -227,6 +246,25 @@ class Collecting:
                     families.blocks(engine, tier.tier, "cached").set(tier.cached)
                     families.blocks(engine, tier.tier, "allocatable").set(tier.allocatable)
                 families.backlog_s(engine).set(message.load_backlog_s)
+
+    def _set_queue(self, envelope: Envelope, queue: "_Queue") -> None:
+        """Show the queue of an engine: those that its tenants hear of, together."""
+        engine = envelope.key.engine or envelope.source
+        of_tenants = self._queues.setdefault(engine, {})
+        of_tenants.pop(envelope.tenant, None)
+        if any(queue) and len(of_tenants) < _MAX_TENANTS:
+            of_tenants[envelope.tenant] = queue
+        waiting, running, waiting_tokens, running_tokens = (
+            sum(column) for column in zip(_Queue(), *of_tenants.values(), strict=True)
+        )
+        self.families.queue(engine, "waiting").set(waiting)
+        self.families.queue(engine, "running").set(running)
+        self.families.queue_tokens(engine, "waiting").set(waiting_tokens)
+        self.families.queue_tokens(engine, "running").set(running_tokens)
+
+    def _forget_state(self, engine: str) -> None:
+        self._queues.pop(engine, None)
+        self.families.forget_state(engine)
 
     def _tell(self, span: SpanData | None) -> None:
         if span is not None and self._on_span is not None:

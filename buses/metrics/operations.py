@@ -54,8 +54,8 @@ class Operations:
     """Follows up to ``max_open`` operations, and remembers as many ends."""
 
     def __init__(self, *, max_open: int = 65_536, forget_after_s: float = FORGET_AFTER_S) -> None:
-        self._open: OrderedDict[str, Followed] = OrderedDict()
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._open: OrderedDict[tuple[str, str], Followed] = OrderedDict()  # by tenant and id
+        self._ended: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._max_open = max_open
         self._forget_after_s = forget_after_s
         self.forgotten = 0
@@ -71,9 +71,10 @@ class Operations:
     ) -> Followed | None:
         """Note a control; None if it names no operation or was heard before."""
         id = envelope.key.operation
-        if id is None or id in self._open or id in self._ended:
+        place = envelope.tenant, id or ""
+        if id is None or place in self._open or place in self._ended:
             return None
-        operation = self._open[id] = Followed(
+        operation = self._open[place] = Followed(
             id=id,
             policy=envelope.source,
             control=envelope.kind,
@@ -92,12 +93,14 @@ class Operations:
     def hear_outcome(self, envelope: Envelope, outcome: OperationOutcome) -> Move | None:
         """Note an outcome; None if it says nothing new."""
         id = envelope.key.operation
-        if id is None or id in self._ended:
+        if id is None or (envelope.tenant, id) in self._ended:
             return None
-        return self._move(id, outcome, envelope.time_s)
+        return self._move((envelope.tenant, id), outcome, envelope.time_s)
 
-    def _move(self, id: str, outcome: OperationOutcome, time_s: float) -> Move | None:
-        operation = self._open.get(id)
+    def _move(
+        self, place: tuple[str, str], outcome: OperationOutcome, time_s: float
+    ) -> Move | None:
+        operation = self._open.get(place)
         ended = outcome.status in TERMINAL
         accepted = False
         if operation is not None and outcome.status in ("accepted", "completed", "failed"):
@@ -105,8 +108,8 @@ class Operations:
             if accepted:
                 operation.accepted_s = time_s
         if ended:
-            self._open.pop(id, None)
-            self._ended[id] = None
+            self._open.pop(place, None)
+            self._ended[place] = None
             if len(self._ended) > self._max_open:
                 self._ended.popitem(last=False)
         elif not accepted:
@@ -120,7 +123,7 @@ class Operations:
             failed = OperationOutcome(
                 status="failed", control=operation.control, reason="engine_restarted"
             )
-            move = self._move(operation.id, failed, time_s)
+            move = self._move((operation.tenant, operation.id), failed, time_s)
             if move is not None:
                 moves.append(move)
         return moves

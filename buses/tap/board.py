@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hear.buses.tap.decisions import Decisions, PolicyPicture
 from hear.buses.tap.follow import Numbers
-from hear.buses.tap.lines import printable
+from hear.buses.tap.lines import of_tenant, printable
 from hear.buses.tap.reading import read
 from hear.buses.tap.timelines import RequestPicture, Timelines
 from hear.delivery import Arrival
@@ -43,7 +43,10 @@ class TierPicture:
 
 @dataclass(frozen=True, slots=True)
 class EnginePicture:
-    """One engine. ``age_s`` is the age of its last word; counts are None while not known."""
+    """One engine as one tenant is told of it, whom ``name`` tells too.
+
+    ``age_s`` is the age of its last word; counts are None while not known.
+    """
 
     name: str
     epoch: int
@@ -96,12 +99,12 @@ class Board:
 
     def __init__(self) -> None:
         self._numbers = Numbers()
-        self._engines = EngineViews()
-        self._harness = HarnessView(max_requests=_MAX_OF_HARNESS, max_contexts=_MAX_OF_HARNESS)
+        self._engines: dict[str, EngineViews] = {}  # by tenant
+        self._harness: dict[str, HarnessView] = {}  # by tenant
         self._timelines = Timelines()
         self._decisions = Decisions()
         self._rates = _Rates()
-        self._gaps: Counter[str] = Counter()
+        self._gaps: Counter[tuple[str, str]] = Counter()  # by tenant and source
         self._losses: deque[Loss] = deque(maxlen=_MAX_LOSSES)
         self._num_messages = 0
         self._unreadable = 0
@@ -128,18 +131,21 @@ class Board:
             if arrival is Arrival.STALE:
                 return needs_snapshot
         else:
-            self._harness.apply(envelope, _without_hashes(message))
-            self._harness.changes.clear()
+            self._apply_to_harness(envelope, _without_hashes(message))
         self._timelines.apply(reading)
         self._decisions.apply(reading)
         return needs_snapshot
 
     def picture(self, now: float, *, dropped: int = 0, times_cut_off: int = 0) -> Picture:
         """What there is to see at ``now``."""
-        contexts = self._harness.contexts.values()
+        contexts = [c for harness in self._harness.values() for c in harness.contexts.values()]
         return Picture(
             now=now,
-            engines=tuple(self._engine(view, now) for _, view in sorted(self._engines.items())),
+            engines=tuple(
+                self._engine(tenant, view, now)
+                for tenant, views in sorted(self._engines.items())
+                for _, view in sorted(views.items())
+            ),
             requests=self._timelines.pictures(),
             policies=self._decisions.pictures(),
             rates=tuple(self._rates.per_second(now)),
@@ -157,28 +163,42 @@ class Board:
 
     def _apply_state(self, envelope: Envelope, message: Message) -> bool:
         engine = envelope.key.engine or envelope.source
-        if engine not in self._engines and len(self._engines) >= MAX_ENGINES:
-            return False
+        views = self._engines.get(envelope.tenant)
+        if views is None or engine not in views:
+            if sum(map(len, self._engines.values())) >= MAX_ENGINES:
+                return False
+            views = self._engines.setdefault(envelope.tenant, EngineViews())
         try:
-            return self._engines.apply(envelope, message)
+            return views.apply(envelope, message)
         except RemoteProtocolError:
             self._unreadable += 1
             return True
         finally:
-            self._engines.changes.clear()
+            views.changes.clear()
+
+    def _apply_to_harness(self, envelope: Envelope, message: Message) -> None:
+        harness = self._harness.get(envelope.tenant)
+        if harness is None:
+            if len(self._harness) >= MAX_ENGINES:
+                return
+            most = _MAX_OF_HARNESS
+            harness = HarnessView(max_requests=most, max_contexts=most)
+            self._harness[envelope.tenant] = harness
+        harness.apply(envelope, message)
+        harness.changes.clear()
 
     def _note_loss(self, envelope: Envelope, missed: int) -> None:
-        source = envelope.source
+        source = envelope.tenant, envelope.source
         if source in self._gaps or len(self._gaps) < _MAX_OF_HARNESS:
             self._gaps[source] += 1
-        loss = Loss(envelope.time_s, printable(source), printable(stem_of(envelope)), missed)
-        self._losses.append(loss)
+        stem = printable(stem_of(envelope))
+        self._losses.append(Loss(envelope.time_s, printable(envelope.source), stem, missed))
 
-    def _engine(self, view: EngineView, now: float) -> EnginePicture:
+    def _engine(self, tenant: str, view: EngineView, now: float) -> EnginePicture:
         pressure, capabilities = view.pressure, view.capabilities
         ages = [age for stream in _STREAMS if (age := view.age_s(stream, now)) is not None]
         return EnginePicture(
-            name=printable(view.name),
+            name=printable(of_tenant(view.name, tenant)),
             epoch=view.epoch,
             model=printable(capabilities.model) if capabilities else "",
             num_waiting=len(view.waiting) if view.queue_known else None,
@@ -190,7 +210,7 @@ class Board:
             preemptions=pressure.preemptions if pressure else 0,
             backlog_s=pressure.load_backlog_s if pressure else 0.0,
             age_s=max(min(ages), 0.0) if ages else None,
-            gaps=self._gaps[view.name],
+            gaps=self._gaps[tenant, view.name],
         )
 
 

@@ -1,13 +1,14 @@
 """The last decisions of each policy, with their reasons and what became of them.
 
-Pure, and bounded in policies and in decisions of each.
+Pure, and bounded in policies and in decisions of each. Policies and operations are of one tenant:
+two may use the same names.
 """
 
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from hear.buses.tap.lines import printable
+from hear.buses.tap.lines import of_tenant, printable
 from hear.buses.tap.reading import Reading
 from hear.buses.tap.words import ask, how_it_fared
 from hear.messages import Control, OperationOutcome
@@ -15,6 +16,8 @@ from hear.messages import Control, OperationOutcome
 MAX_POLICIES: Final = 64
 MAX_DECISIONS: Final = 20
 _MAX_EARLY = 256
+
+_OfTenant = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class PolicyPicture:
 
 @dataclass(slots=True)
 class _Decision:
-    operation: str
+    operation: _OfTenant
     time_s: float
     engine: str
     asks: str
@@ -71,15 +74,16 @@ class Decisions:
     """Who sends controls, and what was sent last."""
 
     def __init__(self) -> None:
-        self._policies: OrderedDict[str, _Policy] = OrderedDict()
-        self._by_operation: dict[str, tuple[_Policy, _Decision]] = {}
-        self._early: OrderedDict[str, OperationOutcome] = OrderedDict()
+        self._policies: OrderedDict[_OfTenant, _Policy] = OrderedDict()
+        self._by_operation: dict[_OfTenant, tuple[_Policy, _Decision]] = {}
+        self._early: OrderedDict[_OfTenant, OperationOutcome] = OrderedDict()
 
     def apply(self, reading: Reading) -> None:
         """Take over a control or an operation's outcome."""
-        operation, message = reading.envelope.key.operation, reading.message
-        if operation is None:
+        envelope, message = reading.envelope, reading.message
+        if envelope.key.operation is None:
             return
+        operation = envelope.tenant, envelope.key.operation
         if isinstance(message, Control):
             self._apply_control(operation, reading, message)
         elif isinstance(message, OperationOutcome):
@@ -89,21 +93,22 @@ class Decisions:
         """All policies, in the order in which they were heard of."""
         return tuple(
             PolicyPicture(
-                name=printable(name),
+                name=printable(of_tenant(name, tenant)),
                 asked=policy.asked,
                 outcomes=tuple(policy.outcomes.items()),
                 decisions=tuple(decision.picture() for decision in reversed(policy.decisions)),
             )
-            for name, policy in self._policies.items()
+            for (tenant, name), policy in self._policies.items()
         )
 
-    def _apply_control(self, operation: str, reading: Reading, control: Control) -> None:
+    def _apply_control(self, operation: _OfTenant, reading: Reading, control: Control) -> None:
         if operation in self._by_operation:
             return  # sent again
         envelope = reading.envelope
-        policy = self._policies.get(envelope.source)
+        name = envelope.tenant, envelope.source
+        policy = self._policies.get(name)
         if policy is None:
-            policy = self._policies[envelope.source] = _Policy()
+            policy = self._policies[name] = _Policy()
             if len(self._policies) > MAX_POLICIES:
                 _, gone = self._policies.popitem(last=False)
                 for decision in gone.decisions:
@@ -124,7 +129,7 @@ class Decisions:
         if early is not None:
             self._apply_outcome(operation, early)
 
-    def _apply_outcome(self, operation: str, outcome: OperationOutcome) -> None:
+    def _apply_outcome(self, operation: _OfTenant, outcome: OperationOutcome) -> None:
         found = self._by_operation.get(operation)
         if found is None:  # it took the shorter way, or its control was too long ago
             self._early[operation] = outcome

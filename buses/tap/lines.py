@@ -8,6 +8,7 @@ sent.
 from datetime import datetime
 
 from hear.buses.tap.reading import Reading
+from hear.messages import DEFAULT_TENANT
 
 _CATEGORY_WIDTH = 8
 _SOURCE_WIDTH = 12
@@ -20,6 +21,11 @@ _RED = "\x1b[31m"
 _YELLOW = "\x1b[33m"
 _COLOURS = {"intent": "\x1b[34m", "control": "\x1b[35m", "state": "\x1b[36m", "outcome": "\x1b[32m"}
 _BAD = ("rejected ", "failed ", "does not support ")
+
+
+def of_tenant(name: str, tenant: str) -> str:
+    """A name as people are shown it: with its tenant, where that is not the default one."""
+    return name if tenant == DEFAULT_TENANT else f"{name} ({tenant})"
 
 
 class Lines:
@@ -38,7 +44,8 @@ class Lines:
         words = reading.words + remark
         wrong = reading.message is None or words.startswith(_BAD)
         tone = _RED if wrong else _DIM if remark else ""
-        return self._line(envelope.time_s, envelope.category, envelope.source, words, tone)
+        source = of_tenant(envelope.source, envelope.tenant)
+        return self._line(envelope.time_s, envelope.category, source, words, tone)
 
     def gap(self, time_s: float, source: str, stem: str, missed: int) -> str:
         """The line of a loss."""

@@ -16,6 +16,7 @@ from hear.buses.tap.follow import as_remembering
 from hear.codec import open_body
 from hear.errors import RemoteProtocolError
 from hear.messages import (
+    DEFAULT_TENANT,
     CapabilitiesReported,
     Envelope,
     Message,
@@ -45,9 +46,13 @@ class TierUse(Struct, frozen=True, kw_only=True):
 
 
 class EngineStatus(Struct, kw_only=True):
-    """One engine. ``missing`` names the streams that it did not answer for; ages are seconds."""
+    """One engine, as one tenant is told of it.
+
+    ``missing`` names the streams that it did not answer for; ages are seconds.
+    """
 
     name: str
+    tenant: str = DEFAULT_TENANT
     epoch: int = 0
     model: str = ""
     num_waiting: int | None = None
@@ -65,6 +70,7 @@ class PolicyStatus(Struct, kw_only=True):
     """One policy, as far as the bus remembers; ``since_s`` is a time, if it is known."""
 
     name: str
+    tenant: str = DEFAULT_TENANT
     since_s: float | None = None
     subscribed: bool | None = None
     asked: dict[str, int] = field(default_factory=dict)
@@ -156,11 +162,11 @@ async def _listen(bus: Bus, name: str, engines: "_Engines") -> None:
 
 
 class _Engines:
-    """What engines have told so far, the newest epoch of each."""
+    """What engines have told each tenant so far, the newest epoch of each."""
 
     def __init__(self) -> None:
-        self._known: dict[str, EngineStatus] = {}
-        self._heard_s: dict[str, float] = {}
+        self._known: dict[tuple[str, str], EngineStatus] = {}  # by tenant and name
+        self._heard_s: dict[tuple[str, str], float] = {}
 
     @property
     def complete(self) -> bool:
@@ -170,10 +176,13 @@ class _Engines:
     def expect(self, envelope: Envelope) -> EngineStatus | None:
         """Know of an engine; None if the message is of an epoch that has ended."""
         name = envelope.key.engine or envelope.source
-        known = self._known.get(name)
+        tenant = envelope.tenant
+        known = self._known.get((tenant, name))
         if known is None or envelope.epoch > known.epoch:
-            known = EngineStatus(name=name, epoch=envelope.epoch, missing=list(STREAMS))
-            self._known[name] = known
+            known = EngineStatus(
+                name=name, tenant=tenant, epoch=envelope.epoch, missing=list(STREAMS)
+            )
+            self._known[tenant, name] = known
         return known if envelope.epoch == known.epoch else None
 
     def hear(self, envelope: Envelope) -> None:
@@ -185,7 +194,7 @@ class _Engines:
         known = self.expect(envelope)
         if known is None:
             return
-        self._heard_s[known.name] = envelope.time_s
+        self._heard_s[known.tenant, known.name] = envelope.time_s
         match message:
             case CapabilitiesReported():
                 known.model = message.model
@@ -205,7 +214,7 @@ class _Engines:
                 self._told(known, "pressure")
 
     def tell(self, now: float) -> list[EngineStatus]:
-        """All engines by name."""
+        """All engines by tenant and name."""
         for name, heard in self._heard_s.items():
             self._known[name].heard_s_ago = max(now - heard, 0.0)
         return [self._known[name] for name in sorted(self._known)]
@@ -229,28 +238,32 @@ def _policies(
     past: Sequence[Envelope], subscribed: set[str], installed: Iterable[str], central: bool
 ) -> list[PolicyStatus]:
     """Who has asked for something, and who is there that could."""
-    found: dict[str, PolicyStatus] = {}
-    asked: dict[str, Counter[str]] = {}
-    senders: dict[str, str] = {}
-    last: dict[str, str] = {}  # status of each operation
+    # Policies and operations are of a tenant: two may use the same names.
+    found: dict[tuple[str, str], PolicyStatus] = {}
+    asked: dict[tuple[str, str], Counter[str]] = {}
+    senders: dict[tuple[str, str], tuple[str, str]] = {}
+    last: dict[tuple[str, str], str] = {}  # status of each operation
     for envelope in past:
-        operation = envelope.key.operation
+        tenant, id = envelope.tenant, envelope.key.operation
+        operation = None if id is None else (tenant, id)
+        sender = tenant, envelope.source
         if envelope.category == "control":
-            known = found.get(envelope.source)
+            known = found.get(sender)
             if known is None:
                 since = envelope.epoch / 1000 if envelope.epoch > _UNIX_MS else envelope.time_s
-                known = found[envelope.source] = PolicyStatus(name=envelope.source, since_s=since)
+                known = PolicyStatus(name=envelope.source, tenant=tenant, since_s=since)
+                found[sender] = known
             if operation is not None and operation not in senders:  # not one that is said again
-                senders[operation] = envelope.source
-                asked.setdefault(envelope.source, Counter())[envelope.kind] += 1
+                senders[operation] = sender
+                asked.setdefault(sender, Counter())[envelope.kind] += 1
         elif operation is not None and last.get(operation, "accepted") == "accepted":
             said = _read(envelope)
             if isinstance(said, OperationOutcome):
                 last[operation] = said.status
-    for name in subscribed:
-        base = name.partition(":")[0]
-        if base in installed:
-            found.setdefault(name, PolicyStatus(name=name))
+    with_names = {name for _, name in found}
+    for name in subscribed - with_names:  # whose they are is not known
+        if name.partition(":")[0] in installed:
+            found[DEFAULT_TENANT, name] = PolicyStatus(name=name)
     for operation, sender in senders.items():
         status = last.get(operation)
         policy = found[sender]
@@ -258,8 +271,8 @@ def _policies(
             policy.num_open += 1
         else:
             policy.outcomes[str(status)] = policy.outcomes.get(str(status), 0) + 1
-    for policy in found.values():
-        policy.asked = dict(asked.get(policy.name, {}))
+    for named, policy in found.items():
+        policy.asked = dict(asked.get(named, {}))
         # Only a centre knows all subscriptions; a bus between processes else knows its own.
         policy.subscribed = policy.name in subscribed if central or subscribed else None
     return [found[name] for name in sorted(found)]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hear import connection, plugins
-from hear.buses.tap.lines import printable
+from hear.buses.tap.lines import of_tenant, printable
 from hear.buses.tap.status import LOOK_S, EngineStatus, PolicyStatus, Status, look, to_json
 from hear.cli import Command
 from hear.log import to_stderr
@@ -77,7 +77,7 @@ def _table(*columns: str) -> Table:
 
 
 def _engine(engine: EngineStatus) -> Table:
-    table = _table("engine", printable(engine.name))
+    table = _table("engine", printable(of_tenant(engine.name, engine.tenant)))
     if engine.heard_s_ago is None:
         table.add_row("", f"did not answer within {LOOK_S:g} s; known from the bus's history")
         return table
@@ -118,7 +118,7 @@ def _policies(status: Status) -> str | Table:
     table = _table("policy", "since", "here", "asked", "outcomes", "open")
     for policy in status.policies:
         table.add_row(
-            printable(policy.name),
+            printable(of_tenant(policy.name, policy.tenant)),
             _since(policy),
             {True: "yes", False: "no", None: "?"}[policy.subscribed],
             _counts(policy.asked),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Literal
 
-from hear.buses.tap.lines import clock_time, printable
+from hear.buses.tap.lines import clock_time, of_tenant, printable
 from hear.buses.tap.reading import Reading
 from hear.buses.tap.words import wait_words
 from hear.messages import (
@@ -41,7 +41,10 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class RequestPicture:
-    """One request as it is shown. ``messages`` are the last lines about it, oldest first."""
+    """One request as it is shown; ``id`` tells its tenant too.
+
+    ``messages`` are the last lines about it, oldest first.
+    """
 
     id: str
     context: str
@@ -62,6 +65,7 @@ class RequestPicture:
 @dataclass(slots=True)
 class _Request:
     id: str
+    tenant: str
     context: str = ""
     engine: str = ""
     role: str = ""
@@ -97,7 +101,7 @@ class Timelines:
     """The requests that were heard of last."""
 
     def __init__(self, *, max_requests: int = MAX_REQUESTS) -> None:
-        self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._requests: OrderedDict[tuple[str, str], _Request] = OrderedDict()
         self._max_requests = max_requests
 
     def apply(self, reading: Reading) -> None:
@@ -112,7 +116,7 @@ class Timelines:
             return
         if envelope.key.request is None or envelope.category == "state":
             return
-        request = self._get(envelope.key.request)
+        request = self._get(envelope.tenant, envelope.key.request)
         key = envelope.key
         request.context = key.context or request.context
         request.engine = key.engine or request.engine
@@ -128,10 +132,10 @@ class Timelines:
         """All requests, the one that was heard of first last."""
         return tuple(_picture(request) for request in reversed(self._requests.values()))
 
-    def _get(self, id: str) -> _Request:
-        request = self._requests.get(id)
+    def _get(self, tenant: str, id: str) -> _Request:
+        request = self._requests.get((tenant, id))
         if request is None:
-            request = self._requests[id] = _Request(id)
+            request = self._requests[tenant, id] = _Request(id, tenant)
             if len(self._requests) > self._max_requests:
                 self._forget()
         return request
@@ -139,7 +143,7 @@ class Timelines:
     def _forget(self) -> None:
         """Give up one request: the oldest that has ended, or else the oldest."""
         near = islice(self._requests.values(), _LOOK_FOR_ENDED)
-        oldest = next((r.id for r in near if r.ended), None)
+        oldest = next(((r.tenant, r.id) for r in near if r.ended), None)
         if oldest is None:
             self._requests.popitem(last=False)
         else:
@@ -167,14 +171,15 @@ class Timelines:
     ) -> Iterator[tuple[_Request, str]]:
         """What becomes of each request, and how to say it."""
         time_s, engine = envelope.time_s, envelope.key.engine or envelope.source
+        tenant = envelope.tenant
         for waiting in message.waiting:
-            yield self._wait(waiting, engine), f"queue: waits {wait_words(waiting)}"
+            yield self._wait(tenant, waiting, engine), f"queue: waits {wait_words(waiting)}"
         if isinstance(message, QueueChanged):
             started, ended = message.started, message.ended
         else:
             started, ended = tuple(r.request for r in message.running), ()
         for id in started:
-            request = self._get(id)
+            request = self._get(tenant, id)
             request.engine = engine
             if not request.ended and request.started_s is None:
                 request.started_s = time_s
@@ -182,13 +187,13 @@ class Timelines:
                 request.status = "running"
             yield request, "queue: starts"
         for id in ended:
-            request = self._get(id)
+            request = self._get(tenant, id)
             if not request.ended:  # its outcome will tell more
                 request.ended_s, request.status = time_s, "left"
             yield request, "queue: ends"
 
-    def _wait(self, waiting: WaitingRequest, engine: str) -> _Request:
-        request = self._get(waiting.request)
+    def _wait(self, tenant: str, waiting: WaitingRequest, engine: str) -> _Request:
+        request = self._get(tenant, waiting.request)
         request.engine = engine
         request.context = waiting.context or request.context
         request.priority = waiting.priority
@@ -209,7 +214,7 @@ def _note(request: _Request, envelope: Envelope, words: str) -> None:
 def _picture(request: _Request) -> RequestPicture:
     if request.picture is None:
         request.picture = RequestPicture(
-            id=printable(request.id),
+            id=printable(of_tenant(request.id, request.tenant)),
             context=printable(request.context),
             engine=printable(request.engine),
             role=printable(request.role),

@@ -294,7 +294,8 @@ def _residency(key: Key, m: ResidencySnapshot | ResidencyPartial) -> str:
     said = ", ".join(f"{_many(number, 'block')} on {tier}" for tier, number in held.items())
     part = f" (part {m.part + 1} of {m.parts})" if m.parts > 1 else ""
     if isinstance(m, ResidencyPartial):
-        return f"holds {said or 'blocks'} and cannot tell what else{part}"
+        known = f"holds {said}, and cannot tell what else" if said else "cannot tell what it holds"
+        return known + part
     return f"holds {said or 'no blocks'}{part}"
 
 
@@ -355,6 +356,7 @@ def _capabilities(key: Key, m: CapabilitiesReported) -> str:
     return _join(
         f"serves {m.model or 'an unnamed model'}",
         f"controls {' '.join(m.controls) or 'none'}",
+        f"at submission {' '.join(m.at_submission)}" if m.at_submission else "",
         f"modes {' '.join(m.modes) or 'none'}",
         *(f"{t.name} {_many(t.num_blocks, 'block')}" for t in m.tiers),
         f"blocks of {m.block_size} tokens" if m.block_size else "",

@@ -29,9 +29,18 @@ class Around:
     """What went on around it: its engine's queue and cache, and controls on its context."""
 
     def __init__(
-        self, key: Key, description: RequestDescribed | None, end_id: str | None = None
+        self,
+        key: Key,
+        description: RequestDescribed | None,
+        end_id: str | None = None,
+        *,
+        tenant: str,
     ) -> None:
-        """Begin; ``key`` names request, context and engine, ``end_id`` the message of its end."""
+        """Begin; ``key`` names request, context and engine, ``end_id`` the message of its end.
+
+        All names are those of ``tenant``: what others say of the same engine is not about them.
+        """
+        self._tenant = tenant
         self._key = key
         self._request = key.request or ""
         self._engine = key.engine
@@ -67,6 +76,8 @@ class Around:
         if isinstance(record, Noted):
             return False
         envelope = record.envelope
+        if envelope.tenant != self._tenant:
+            return False
         category, key = envelope.category, envelope.key
         if envelope.time_s > self.last_s:
             self.last_s = envelope.time_s

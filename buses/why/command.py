@@ -45,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long to follow it (until it ends)",
     )
+    parser.add_argument("--tenant", help="whose request it is, if several have one of that id")
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
     parser.add_argument(
         "--all", action="store_true", help="list the requests that went before it one by one"
@@ -75,7 +76,7 @@ def _from_recording(namespace: argparse.Namespace) -> int:
             yield from recording.records(naming)
             tails.add(recording.tail())
 
-    story = find_story(records, namespace.request, clock=clock)
+    story = find_story(records, namespace.request, clock=clock, tenant=namespace.tenant)
     show(story, namespace, notes=sorted(tails - {""}))
     return 0
 
@@ -112,22 +113,22 @@ async def explain(bus: RememberingBus, namespace: argparse.Namespace) -> None:
                 if any(
                     e.kind == "request_outcome" and e.key.request == story.request for e in batch
                 ):
-                    story = _story(heard, namespace.request)
+                    story = _story(heard, namespace)
         tell(heard, namespace)
 
 
 def tell(heard: Sequence[Envelope], namespace: argparse.Namespace) -> Story:
     """Print the story that these messages tell of the request."""
-    story = _story(heard, namespace.request)
+    story = _story(heard, namespace)
     show(story, namespace)
     return story
 
 
-def _story(heard: Sequence[Envelope], request: str) -> Story:
+def _story(heard: Sequence[Envelope], namespace: argparse.Namespace) -> Story:
     # What came while the memory was read stands in both.
     distinct = {(e.source, e.epoch, e.id): e for e in heard}
     records = [Heard(envelope.time_s, envelope) for envelope in distinct.values()]
-    return find_story(lambda naming: records, request)
+    return find_story(lambda naming: records, namespace.request, tenant=namespace.tenant)
 
 
 def show(story: Story, namespace: argparse.Namespace, *, notes: Sequence[str] = ()) -> None:

@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from hear.messages import DEFAULT_TENANT
+
 Ground = Literal["earlier", "priority", "protected", "put_back", "held", "untold"]
 """Why another request went first: it came earlier; a policy gave it priority; its bound on waiting
 had run out; a policy had put this request back; a policy held this request; or nobody told."""
@@ -116,6 +118,7 @@ class Story(Struct, frozen=True, kw_only=True):
     """
 
     request: str
+    tenant: str = DEFAULT_TENANT
     context: str | None = None
     context_version: int | None = None
     workflow: str | None = None

@@ -38,33 +38,39 @@ _NEAREST: Final = 3
 _OF_ALL_CONTROLS: Final = frozenset(Control.__struct_fields__)
 
 
-def find_story(records: Records, request: str, *, clock: str = "unix") -> Story:
-    """Tell what happened to a request.
+def find_story(
+    records: Records, request: str, *, clock: str = "unix", tenant: str | None = None
+) -> Story:
+    """Tell what happened to a request, of a tenant if several have one of that id.
 
     Raises:
-        ConfigError: no message names it; the error names the known ids that are nearest.
+        ConfigError: no message names it, and the error names the known ids that are nearest; or
+            several tenants have one.
     """
-    about = _About(request)
+    about = _About(request, tenant)
     for record in records([request]):
         about.hear(record)
     if not about.mine:
-        raise ConfigError(_not_found(request, records))
+        raise ConfigError(_not_found(request, tenant, records))
     about.understand()
     end_id = about.end[0].id if about.end is not None else None
-    around = Around(about.key, about.description, end_id)
+    around = Around(about.key, about.description, end_id, tenant=about.tenant)
     for record in records(around.names):
         if around.hear(record):
             break
     return _told(about, around, clock)
 
 
-def _not_found(request: str, records: Records) -> str:
+def _not_found(request: str, tenant: str | None, records: Records) -> str:
     known: dict[str, None] = {}
     for record in records([]):
-        if isinstance(record, Heard) and record.envelope.key.request is not None:
+        if not isinstance(record, Heard) or record.envelope.key.request is None:
+            continue
+        if tenant in (None, record.envelope.tenant):
             known[record.envelope.key.request] = None
     if not known:
-        return f"request {request!r}: nothing was heard of any request"
+        of = "" if tenant is None else f" of tenant {tenant!r}"
+        return f"request {request!r}: nothing was heard of any request{of}"
     latest = list(reversed(known))
     like = [name for name in latest if request in name][:_NEAREST]
     like = like or get_close_matches(request, latest[:_COMPARED], n=_NEAREST, cutoff=0.5)
@@ -76,8 +82,9 @@ def _not_found(request: str, records: Records) -> str:
 class _About:
     """What is said of the request itself."""
 
-    def __init__(self, request: str) -> None:
+    def __init__(self, request: str, tenant: str | None) -> None:
         self.request = request
+        self._wanted = tenant
         self.mine: list[Envelope] = []
         self.cut_off: list[tuple[float, str]] = []
         self.description: RequestDescribed | None = None
@@ -94,11 +101,26 @@ class _About:
                 self.cut_off.append((record.time_s, record.note.text))
             return
         envelope = record.envelope
-        if envelope.key.request == self.request:
+        if envelope.key.request == self.request and self._wanted in (None, envelope.tenant):
             self.mine.append(envelope)
 
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self.mine[0].tenant
+
     def understand(self) -> None:
-        """Open what was found."""
+        """Open what was found.
+
+        Raises:
+            ConfigError: it is of more than one request.
+        """
+        tenants = sorted({envelope.tenant for envelope in self.mine})
+        if len(tenants) > 1:
+            raise ConfigError(
+                f"request {self.request!r}: {len(tenants)} tenants have one of that id: "
+                f"{', '.join(tenants)}; choose with --tenant"
+            )
         names = dict.fromkeys(Key.__struct_fields__, None) | {"request": self.request}
         self.mine = list({(e.source, e.id): e for e in self.mine}.values())  # once each
         for envelope in self.mine:
@@ -139,6 +161,7 @@ def _told(about: _About, around: Around, clock: str) -> Story:
     )
     return Story(
         request=about.request,
+        tenant=about.tenant,
         context=about.key.context,
         context_version=about.key.context_version,
         workflow=about.key.workflow,

@@ -28,8 +28,10 @@ from hear.engines.simulated.reporting import (
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.roofline import Roofline
 from hear.engines.simulated.scheduler import Scheduler
+from hear.engines.simulated.tenants import MAX_TENANTS, Tenants
 from hear.errors import EngineError
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
     CapabilitiesReported,
     CostsReported,
@@ -38,7 +40,7 @@ from hear.messages import (
     QueueSnapshot,
     RequestOutcome,
 )
-from hear.operation import Operation
+from hear.operation import Operation, Ref
 from hear.seams import InferenceRequest, InferenceResult, Report, Verdict
 
 MAX_CONTEXTS = 100_000
@@ -56,13 +58,14 @@ class SimulatedEngine:
         self._report: Callable[[Report], None] | None = None
         self._wake = trio.Event()
         self._crashed: str | None = None
-        self._waiters: dict[str, trio.Event] = {}
-        self._ended: dict[str, tuple[SimRequest, RequestOutcome]] = {}
+        self._waiters: dict[Ref, trio.Event] = {}
+        self._ended: dict[Ref, tuple[SimRequest, RequestOutcome]] = {}
         self._start_empty()
 
     def _start_empty(self) -> None:
         limits = self.profile.scheduler
-        self._leases: LeaseBook[str] = LeaseBook(limits.retention_decay_s)
+        self._tenants = Tenants()
+        self._leases: LeaseBook[Ref] = LeaseBook(limits.retention_decay_s)
         self.cache = KvCache(
             num_gpu_blocks=self.profile.num_blocks(GPU, self.block_size),
             num_cpu_blocks=self.profile.num_blocks(CPU, self.block_size),
@@ -72,8 +75,8 @@ class SimulatedEngine:
             on_lost=lambda block: self._controls.lost(block),
         )
         self.scheduler = Scheduler(limits, self.cache, self.block_size)
-        self._requests: dict[str, SimRequest] = {}
-        self._contexts: OrderedDict[str, ServedContext] = OrderedDict()
+        self._requests: dict[Ref, SimRequest] = {}
+        self._contexts: OrderedDict[Ref, ServedContext] = OrderedDict()
         self._controls = Controls(
             name=self.name,
             limits=limits,
@@ -82,10 +85,11 @@ class SimulatedEngine:
             leases=self._leases,
             requests=self._requests,
             contexts=self._contexts,
+            tenants=self._tenants,
             submit=self._enqueue,
             block_size=self.block_size,
         )
-        self._outcomes: list[tuple[Key, RequestOutcome]] = []
+        self._outcomes: list[tuple[str, Key, RequestOutcome]] = []  # with their tenants
 
     # -- the data path ------------------------------------------------------------------------
 
@@ -96,20 +100,21 @@ class SimulatedEngine:
             EngineError: a request of that id is being served, or its id cannot be told to others.
         """
         sent_s = trio.current_time()
-        if request.id in self._waiters:
+        ref = request.tenant, request.id
+        if ref in self._waiters:
             raise EngineError(f"request {request.id!r} is being served already")
         try:
-            f"{request.id}{request.context}".encode()
+            f"{request.tenant}{request.id}{request.context}".encode()
         except UnicodeEncodeError as error:
             raise EngineError(f"request {request.id!r}: {error}") from None
-        event = self._waiters[request.id] = trio.Event()
+        event = self._waiters[ref] = trio.Event()
         try:
             reason = self._refusal(request)
             if reason:
                 outcome = RequestOutcome(
                     status="rejected", reason=reason, prompt_tokens=request.prompt_tokens
                 )
-                self._outcomes.append((key_of(request), outcome))
+                self._outcomes.append((request.tenant, key_of(request), outcome))
                 self._wake.set()
                 await trio.lowlevel.checkpoint()
                 return InferenceResult(outcome, sent_s, sent_s, sent_s, sent_s)
@@ -119,12 +124,12 @@ class SimulatedEngine:
             if self._report is not None:
                 self._announce(sim, self._report)
             await event.wait()
-            sim, outcome = self._ended.pop(request.id)
+            sim, outcome = self._ended.pop(ref)
         except trio.Cancelled:
-            self._drop(request.id)
+            self._drop(ref)
             raise
         finally:
-            del self._waiters[request.id]
+            del self._waiters[ref]
         now = trio.current_time()
         started_s = now if sim.started_s is None else sim.started_s
         first_s = now if sim.first_token_s is None else sim.first_token_s
@@ -134,7 +139,7 @@ class SimulatedEngine:
     def _announce(sim: SimRequest, report: Callable[[Report], None]) -> None:
         key = key_of(sim)
         accepted = RequestOutcome(status="accepted", prompt_tokens=sim.prompt_tokens)
-        report(Report(arrived=[key], requests=[(key, accepted)]))
+        report(Report(arrived=[key], requests=[(key, accepted)], tenant=sim.tenant))
 
     def _refusal(self, request: InferenceRequest) -> str:
         tokens = request.prompt_tokens + request.output_tokens
@@ -152,31 +157,35 @@ class SimulatedEngine:
             pack(request.output_hashes)
         except (OverflowError, TypeError) as error:
             return f"malformed: block hashes: {error}"
+        if self._tenants.number(request.tenant) is None:
+            return f"too_many_tenants: this engine tells {MAX_TENANTS} apart"
         return ""
 
     def _enqueue(self, request: InferenceRequest) -> SimRequest:
         self._arrivals += 1
-        sim = SimRequest(request, trio.current_time(), self._arrivals, MODES[0])
-        self._requests[sim.id] = sim
+        owner = self._tenants.number(request.tenant)
+        assert owner is not None, "a request that cannot be told apart was not refused"
+        sim = SimRequest(request, trio.current_time(), self._arrivals, MODES[0], owner)
+        self._requests[sim.ref] = sim
         self.scheduler.add(sim)
         self._wake.set()
         return sim
 
     def _serving(self, sim: SimRequest) -> None:
         """Controls may speak of its context from now on."""
-        assert sim.context is not None
-        served = self._contexts.pop(sim.context, None)
-        self._contexts[sim.context] = served or ServedContext(sim.hashes, sim.arrival_s)
+        assert sim.of_context is not None
+        served = self._contexts.pop(sim.of_context, None)
+        self._contexts[sim.of_context] = served or ServedContext(sim.hashes, sim.arrival_s)
         if len(self._contexts) > MAX_CONTEXTS:
             self._contexts.popitem(last=False)
 
-    def _drop(self, request_id: str) -> None:
+    def _drop(self, ref: Ref) -> None:
         """The client has gone; so does its request."""
-        self._ended.pop(request_id, None)
-        sim = self._requests.get(request_id)
+        self._ended.pop(ref, None)
+        sim = self._requests.get(ref)
         if sim is not None:
             self._end_request(sim, "failed", "client_gone", trio.current_time())
-            self._ended.pop(request_id, None)
+            self._ended.pop(ref, None)
             self._wake.set()
 
     # -- the backend --------------------------------------------------------------------------
@@ -195,13 +204,14 @@ class SimulatedEngine:
         """How full it is now."""
         return pressure_of(self.scheduler, self.cache, trio.current_time())
 
-    def queue(self) -> QueueSnapshot:
-        """Who waits and who runs now."""
-        return queue_of(self.scheduler)
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
+        """Which requests of a tenant wait and which run now."""
+        return queue_of(tenant, self.scheduler)
 
-    def residency(self) -> Iterable[BlocksStored]:
-        """All resident blocks, as chains."""
-        return self.cache.chains()
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
+        """All resident blocks of a tenant, as chains."""
+        owner = self._tenants.known(tenant)
+        return () if owner is None else self.cache.chains(owner)
 
     def residency_known(self) -> bool:
         """Always: it looks at the cache itself."""
@@ -287,7 +297,7 @@ class SimulatedEngine:
 
     def _finish(self, sim: SimRequest, now: float) -> None:
         if sim.prepare is not None:
-            self._requests.pop(sim.id, None)
+            self._requests.pop(sim.ref, None)
             self._controls.placement.prefilled(sim, now)
             return
         self._end_request(sim, "completed", "", now)
@@ -295,27 +305,27 @@ class SimulatedEngine:
     def _end_request(self, sim: SimRequest, status: str, reason: str, now: float) -> None:
         if sim.state != "ended":
             self.scheduler.leave(sim, now)
-        self._requests.pop(sim.id, None)
+        self._requests.pop(sim.ref, None)
         if sim.started_s is not None:
             self._controls.started(sim)
         if sim.context is not None and status == "completed":
             self._now_idle(sim, now)
         outcome = outcome_of(sim, status, reason, now)
-        self._outcomes.append((key_of(sim), outcome))
+        self._outcomes.append((sim.tenant, key_of(sim), outcome))
         self._tell(sim, outcome)
 
     def _tell(self, sim: SimRequest, outcome: RequestOutcome) -> None:
         """Let its client go on."""
-        self._ended[sim.id] = sim, outcome
-        if (event := self._waiters.get(sim.id)) is not None:
+        self._ended[sim.ref] = sim, outcome
+        if (event := self._waiters.get(sim.ref)) is not None:
             event.set()
 
     def _now_idle(self, sim: SimRequest, now: float) -> None:
-        assert sim.context is not None
+        assert sim.of_context is not None
         blocks = [sim.hash_at(index) for index in range(sim.num_named)]
-        self._contexts.pop(sim.context, None)
-        self._contexts[sim.context] = ServedContext(blocks, now)
-        lease = self._leases.get(sim.context)
+        self._contexts.pop(sim.of_context, None)
+        self._contexts[sim.of_context] = ServedContext(blocks, now)
+        lease = self._leases.get(sim.of_context)
         if lease is not None:
             self.cache.rerank(self._leases.move(lease, blocks, now))
 
@@ -327,16 +337,35 @@ class SimulatedEngine:
 
     def _flush(self, report: Callable[[Report], None]) -> None:
         scheduler = self.scheduler
-        moved, scheduler.moved = scheduler.moved, {}
-        for sim in moved.values():
+        moved: dict[str, list[SimRequest]] = {}
+        for sim in scheduler.moved.values():
+            moved.setdefault(sim.tenant, []).append(sim)
             if sim.state not in ("waiting", "ended") and sim.prepare is None:
                 self._controls.started(sim)
-        queue = queue_change(moved.values(), scheduler)
-        blocks = self.cache.drain_changes()
-        operations, self._controls.ended = self._controls.ended, []
-        outcomes, self._outcomes = self._outcomes, []
-        if queue or blocks or operations or outcomes:
-            report(Report(blocks=blocks, queue=queue, operations=operations, requests=outcomes))
+        scheduler.moved = {}
+        reports = _Reports()
+        for tenant, requests in moved.items():
+            queue = queue_change(tenant, requests, scheduler)
+            if queue is not None:
+                reports[tenant].queue = queue
+        for owner, blocks in self.cache.drain_changes().items():
+            reports[self._tenants.name(owner)].blocks = blocks
+        for tenant, event in self._controls.ended:
+            reports[tenant].operations.append(event)
+        self._controls.ended.clear()
+        for tenant, key, outcome in self._outcomes:
+            reports[tenant].requests.append((key, outcome))
+        self._outcomes.clear()
+        for made in reports.values():
+            report(made)
+
+
+class _Reports(dict[str, Report]):
+    """What is to be reported to each tenant that there is anything for."""
+
+    def __missing__(self, tenant: str) -> Report:
+        made = self[tenant] = Report(tenant=tenant)
+        return made
 
 
 def create(profile: str, *, block_size: int, name: str) -> SimulatedEngine:

@@ -15,7 +15,8 @@ from hear.engines.simulated.profile import Scheduler as Limits
 from hear.engines.simulated.reporting import MODES
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler
-from hear.errors import RemoteProtocolError
+from hear.engines.simulated.tenants import Tenants, blocks_of
+from hear.errors import EngineError, RemoteProtocolError
 from hear.messages import (
     Admit,
     BoundWait,
@@ -32,7 +33,7 @@ from hear.messages import (
     Route,
     Withdraw,
 )
-from hear.operation import Operation
+from hear.operation import Operation, Ref
 from hear.seams import InferenceRequest, OperationEnded, Verdict
 
 DONE = Verdict("completed")
@@ -56,9 +57,10 @@ class Controls:
         limits: Limits,
         scheduler: Scheduler,
         cache: KvCache,
-        leases: LeaseBook[str],
-        requests: dict[str, SimRequest],
-        contexts: dict[str, ServedContext],
+        leases: LeaseBook[Ref],
+        requests: dict[Ref, SimRequest],
+        contexts: dict[Ref, ServedContext],
+        tenants: Tenants,
         submit: Callable[[InferenceRequest], SimRequest],
         block_size: int,
     ) -> None:
@@ -69,6 +71,7 @@ class Controls:
         self._leases = leases
         self._requests = requests
         self._contexts = contexts
+        self._tenants = tenants
         self.placement = Placement(
             scheduler=scheduler,
             cache=cache,
@@ -77,8 +80,8 @@ class Controls:
             block_size=block_size,
             end=self._end,
         )
-        self._fallbacks: dict[str, str] = {}
-        self.ended: list[OperationEnded] = []
+        self._fallbacks: dict[Ref, str] = {}
+        self.ended: list[tuple[str, OperationEnded]] = []  # by tenant
         self._handlers: dict[type[Control], Callable[[Operation, float], Verdict]] = {
             Prioritise: self._prioritise,
             BoundWait: self._bound_wait,
@@ -108,13 +111,16 @@ class Controls:
         except RemoteProtocolError as error:
             return Verdict("rejected", "malformed", str(error))
         if verdict.status == "accepted" and verdict.fallback is not None:
-            self._fallbacks[operation.id] = verdict.fallback
+            self._fallbacks[operation.tenant, operation.id] = verdict.fallback
         return verdict
 
     # -- order, waiting, admission ------------------------------------------------------------
 
+    def _request(self, operation: Operation) -> SimRequest | None:
+        return self._requests.get((operation.tenant, operation.key.request or ""))
+
     def _waiting(self, operation: Operation) -> SimRequest | Verdict:
-        request = self._requests.get(operation.key.request or "")
+        request = self._request(operation)
         if request is None:
             return Verdict("failed", "request_gone")
         if request not in self._scheduler.waiting:
@@ -122,7 +128,7 @@ class Controls:
         return request
 
     def _moved(self, request: SimRequest) -> None:
-        self._scheduler.moved[request.id] = request
+        self._scheduler.moved[request.ref] = request
 
     def _prioritise(self, operation: Operation, now: float) -> Verdict:
         control, request = operation.control, self._waiting(operation)
@@ -141,7 +147,7 @@ class Controls:
             return request
         required = control.force == "requirement"
         self._scheduler.waiting.bound(request, control.max_wait_s, required=required)
-        request.guard = operation.id
+        request.guard = operation.tenant, operation.id
         self._moved(request)
         return Verdict("accepted", standing=True)
 
@@ -158,7 +164,7 @@ class Controls:
         return DONE
 
     def _admit(self, operation: Operation, now: float) -> Verdict:
-        request = self._requests.get(operation.key.request or "")
+        request = self._request(operation)
         if request is None:
             return Verdict("failed", "request_gone")
         if request.held_until is not None:
@@ -173,21 +179,25 @@ class Controls:
 
         Raises:
             RemoteProtocolError: what it names cannot be the blocks of one prompt.
+            EngineError: this engine cannot tell one more tenant apart.
         """
         control = operation.control
         assert isinstance(control, Retain | Prepare | Place)
         if control.prefix_hashes:
-            blocks = unpack(control.prefix_hashes)
-            if len(set(blocks)) < len(blocks):
+            hashes = unpack(control.prefix_hashes)
+            if len(set(hashes)) < len(hashes):
                 raise RemoteProtocolError("prefix_hashes names a block twice")
-            return blocks
-        served = self._contexts.get(operation.key.context or "")
+            owner = self._tenants.number(operation.tenant)
+            if owner is None:
+                raise EngineError("this engine cannot tell one more tenant apart")
+            return blocks_of(owner, hashes)
+        served = self._contexts.get((operation.tenant, operation.key.context or ""))
         return None if served is None else served.blocks
 
     def _retain(self, operation: Operation, now: float) -> Verdict:
-        control, context = operation.control, operation.key.context
+        control = operation.control
         assert isinstance(control, Retain)
-        assert context is not None
+        context = operation.tenant, operation.key.context or ""
         if control.lease_s > self._limits.max_lease_s:
             most = self._limits.max_lease_s
             return Verdict("rejected", "lease_too_long", f"{control.lease_s} s, at most {most} s")
@@ -199,12 +209,12 @@ class Controls:
             fallback = "preference"
         blocks = self._blocks_of(operation)
         if blocks is None:
-            return Verdict("rejected", "unknown_context", context)
+            return Verdict("rejected", "unknown_context", context[1])
         served = self._contexts.get(context)
         if (former := self._leases.get(context)) is not None:  # of a worker that is gone
             self.end_lease(former, "completed", "renewed")
         lease = Lease(
-            operation.id,
+            (operation.tenant, operation.id),
             context,
             control.score,
             now + control.lease_s,
@@ -216,18 +226,18 @@ class Controls:
         return Verdict("accepted", standing=True, fallback=fallback)
 
     def _release(self, operation: Operation, now: float) -> Verdict:
-        context = operation.key.context
-        served = self._contexts.get(context or "")
+        context = operation.tenant, operation.key.context or ""
+        served = self._contexts.get(context)
         lease = self._leases.get(context)
         if lease is not None:  # the one who asked for it is told by arbitration, or here
             self.end_lease(lease, "completed", "released")
         elif served is None:
-            return Verdict("rejected", "unknown_context", context or "")
+            return Verdict("rejected", "unknown_context", context[1])
         if served is not None:
             self._cache.rerank(served.blocks)
         return DONE
 
-    def end_lease(self, lease: Lease[str], status: str, reason: str, detail: str = "") -> None:
+    def end_lease(self, lease: Lease[Ref], status: str, reason: str, detail: str = "") -> None:
         """A lease is over, and its blocks go back in line."""
         self._cache.rerank(self._leases.drop(lease))
         self._end(lease.operation, status, reason, detail)
@@ -256,7 +266,7 @@ class Controls:
         assert isinstance(control, Configure)
         for mode in (*control.modes, *control.fallback):
             if mode in MODES:
-                request = self._requests.get(operation.key.request or "")
+                request = self._request(operation)
                 if request is not None:
                     request.mode = mode
                 return Verdict("completed", fallback=None if mode in control.modes else mode)
@@ -266,15 +276,15 @@ class Controls:
 
     def revert(self, operation: Operation, now: float) -> None:
         """End what an operation still effects, without saying so."""
-        control = operation.control
-        request = self._requests.get(operation.key.request or "")
-        self._fallbacks.pop(operation.id, None)
+        control, ref = operation.control, (operation.tenant, operation.id)
+        request = self._request(operation)
+        self._fallbacks.pop(ref, None)
         if isinstance(control, Retain):
-            lease = self._leases.get(operation.key.context)
-            if lease is not None and lease.operation == operation.id:
+            lease = self._leases.get((operation.tenant, operation.key.context or ""))
+            if lease is not None and lease.operation == ref:
                 self._cache.rerank(self._leases.drop(lease))
         elif isinstance(control, Prepare | Place):
-            self.placement.cancel(operation.id, now)
+            self.placement.cancel(ref, now)
         elif request is not None:
             if isinstance(control, Prioritise):
                 request.priority = 0
@@ -300,11 +310,12 @@ class Controls:
         for lease in self._leases.of_block(block):
             self.end_lease(lease, "failed", "yielded", "service needed the room")
 
-    def _end(self, operation: str, status: str, reason: str, detail: str = "") -> None:
+    def _end(self, operation: Ref, status: str, reason: str, detail: str = "") -> None:
         outcome = OperationOutcome(
             status="completed" if status == "completed" else "failed",
             reason=reason,
             detail=detail,
             fallback=self._fallbacks.pop(operation, None),
         )
-        self.ended.append(OperationEnded(operation, outcome))
+        tenant, id = operation
+        self.ended.append((tenant, OperationEnded(id, outcome)))

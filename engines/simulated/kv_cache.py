@@ -3,23 +3,34 @@
 The GPU tier follows vLLM V1's block pool: full blocks are found by their chained hash, blocks in
 use have a reference count, free ones stay reusable until their room is needed, and the end of a
 prompt is given up before its start. As there, requests that compute the same block side by side
-have a copy of it each, and all copies stay reusable. The CPU tier is inclusive (it gets a copy of each block as it
-is computed, as an offloading connector does) or exclusive (it gets what the GPU evicts). Copies
-travel over one link each way, first come first served.
+have a copy of it each, and all copies stay reusable. The CPU tier is inclusive (it gets a copy of
+each block as it is computed, as an offloading connector does) or exclusive (it gets what the GPU
+evicts). Copies travel over one link each way, first come first served.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from hear.blocks import pack
 from hear.engines.eviction import EvictionOrder
 from hear.engines.leases import LeaseBook
 from hear.engines.residents import chains_of
+from hear.engines.simulated.tenants import hash_of, owner_of
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored, TierPressure
+from hear.operation import Ref
 
 GPU: Final = "gpu"
 CPU: Final = "cpu"
+
+
+class _Change(NamedTuple):
+    """A block that a tier has stored or removed."""
+
+    stored: bool
+    tier: str
+    block: int
+    parent: int | None
 
 
 class KvCache:
@@ -27,6 +38,9 @@ class KvCache:
 
     A GPU block is named by its hash, and each further copy by a negative number of its own; what a
     request holds are these names, and ``None`` for a block without a hash. All else is by hash.
+
+    A block is of the tenant that its number names (``hear.engines.simulated.tenants``), which
+    matters here only where it is told of: to each tenant its own, by its own hashes.
     """
 
     def __init__(
@@ -36,7 +50,7 @@ class KvCache:
         num_cpu_blocks: int,
         inclusive: bool,
         block_transfer_s: float,
-        leases: LeaseBook[str],
+        leases: LeaseBook[Ref],
         on_lost: Callable[[int], None],
     ) -> None:
         """``on_lost`` is told of each block that has just left its last tier."""
@@ -59,7 +73,7 @@ class KvCache:
         self._storing_blocks: set[int] = set()
         self._store_link_free_s = 0.0
         self._load_link_free_s = 0.0
-        self._changes: list[tuple[bool, str, int, int | None]] = []
+        self._changes: list[_Change] = []
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -113,31 +127,24 @@ class KvCache:
             ),
         )
 
-    def chains(self) -> Iterable[BlocksStored]:
-        """All resident blocks, as chains."""
+    def chains(self, owner: int = 0) -> Iterable[BlocksStored]:
+        """All resident blocks of the tenant with this number, as chains."""
+        own = [block for block in self._parents if owner_of(block) == owner]
         for tier, held in ((GPU, self.on_gpu), (CPU, self.on_cpu)):
-            present = [block for block in self._parents if held(block)]
-            yield from chains_of(tier, ((block, self._parents[block]) for block in present))
+            yield from _own_chains(tier, ((b, self._parents[b]) for b in own if held(b)))
 
-    def drain_changes(self) -> list[BlockChange]:
-        """The changes of residency since this was last asked, as few and as long as may be."""
-        changes: list[BlockChange] = []
-        start = 0
-        rows = self._changes
-        while start < len(rows):
-            stored, tier = rows[start][:2]
-            end = start
-            while end < len(rows) and rows[end][:2] == (stored, tier):
-                end += 1
-            run = rows[start:end]
-            if stored:
-                changes.extend(chains_of(tier, ((block, parent) for _, _, block, parent in run)))
-            else:
-                removed = pack(block for _, _, block, _ in run)
-                changes.append(BlocksRemoved(tier=tier, prefix_hashes=removed))
-            start = end
-        self._changes.clear()
-        return changes
+    def drain_changes(self) -> dict[int, list[BlockChange]]:
+        """The changes of residency since this was last asked, as few and as long as may be.
+
+        They are by the number of the tenant that they concern.
+        """
+        rows, self._changes = self._changes, []
+        if not rows:
+            return {}
+        owners = dict.fromkeys(owner_of(row.block) for row in rows)
+        if len(owners) == 1:
+            return {owner: _changes(rows) for owner in owners}
+        return {o: _changes([row for row in rows if owner_of(row.block) == o]) for o in owners}
 
     # -- GPU blocks ---------------------------------------------------------------------------
 
@@ -265,7 +272,7 @@ class KvCache:
                 self._left(CPU, self._cpu.pop())
             self._cpu.add(block, self._leases.rank(block))
             self._parents[block] = parent
-            self._changes.append((True, CPU, block, parent))
+            self._changes.append(_Change(True, CPU, block, parent))
         return arrived
 
     def next_settle(self) -> float | None:
@@ -292,7 +299,7 @@ class KvCache:
             self._refs[name] = 1
             return name
         self._refs[block] = 1
-        self._changes.append((True, GPU, block, parent))
+        self._changes.append(_Change(True, GPU, block, parent))
         self._parents[block] = parent
         if not self.inclusive and block in self._cpu:
             self.drop_cpu(block)
@@ -304,7 +311,31 @@ class KvCache:
         self._left(CPU, block)
 
     def _left(self, tier: str, block: int) -> None:
-        self._changes.append((False, tier, block, None))
+        self._changes.append(_Change(False, tier, block, None))
         if not (self.on_gpu(block) or block in self._cpu or block in self._storing_blocks):
             del self._parents[block]
             self._on_lost(block)
+
+
+def _changes(rows: Sequence[_Change]) -> list[BlockChange]:
+    """The changes of one tenant's blocks, in order, neighbours that are alike together."""
+    changes: list[BlockChange] = []
+    start = 0
+    while start < len(rows):
+        stored, tier = rows[start][:2]
+        end = start
+        while end < len(rows) and rows[end][:2] == (stored, tier):
+            end += 1
+        run = rows[start:end]
+        if stored:
+            changes.extend(_own_chains(tier, ((row.block, row.parent) for row in run)))
+        else:
+            removed = pack(hash_of(row.block) for row in run)
+            changes.append(BlocksRemoved(tier=tier, prefix_hashes=removed))
+        start = end
+    return changes
+
+
+def _own_chains(tier: str, blocks: Iterable[tuple[int, int | None]]) -> Iterable[BlocksStored]:
+    """Blocks of one tenant and their parents as chains, by the hashes of that tenant."""
+    return chains_of(tier, ((hash_of(b), None if p is None else hash_of(p)) for b, p in blocks))

@@ -12,18 +12,18 @@ from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.request import BACKGROUND_PRIORITY, SimRequest
 from hear.engines.simulated.scheduler import Scheduler
 from hear.messages import Place, Prepare
-from hear.operation import Operation
+from hear.operation import Operation, Ref
 from hear.seams import InferenceRequest, Verdict
 
-End = Callable[[str, str, str, str], None]
-"""Tells of an operation's end: its id, completed or failed, a reason code and a detail."""
+End = Callable[[Ref, str, str, str], None]
+"""Tells of an operation's end: which one, completed or failed, a reason code and a detail."""
 
 
 @dataclass(slots=True)
 class _Job:
     """What one operation is about. ``missing`` are the blocks whose copies it waits for."""
 
-    operation: str
+    operation: Ref
     tier: str
     blocks: Sequence[int]
     demote: bool
@@ -39,7 +39,7 @@ class Placement:
         *,
         scheduler: Scheduler,
         cache: KvCache,
-        requests: dict[str, SimRequest],
+        requests: dict[Ref, SimRequest],
         submit: Callable[[InferenceRequest], SimRequest],
         block_size: int,
         end: End,
@@ -50,7 +50,7 @@ class Placement:
         self._submit = submit
         self._block_size = block_size
         self._end = end
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[Ref, _Job] = {}
 
     def begin(self, operation: Operation, blocks: Sequence[int], now: float) -> Verdict:
         """Begin to bring blocks to where a control wants them."""
@@ -68,7 +68,8 @@ class Placement:
         room = {GPU: cache.num_gpu_blocks, CPU: cache.num_cpu_blocks}
         if len(blocks) > min(room[t] for t in ((tier, GPU) if lost else (tier,))):
             return Verdict("rejected", "no_room", f"{len(blocks)} blocks")
-        job = _Job(operation.id, tier, blocks, demote=isinstance(control, Place))
+        ref = operation.tenant, operation.id
+        job = _Job(ref, tier, blocks, demote=isinstance(control, Place))
         if tier == GPU or lost:
             if refusal := self._refusal(job):
                 return refusal
@@ -78,16 +79,16 @@ class Placement:
             return Verdict("accepted", fallback=fallback)
         return self._copy(job, now)._replace(fallback=fallback)
 
-    def cancel(self, operation: str, now: float) -> None:
+    def cancel(self, operation: Ref, now: float) -> None:
         """Stop what an operation has begun, without saying so."""
         job = self._jobs.pop(operation, None)
         if job is not None and job.prefill is not None:
             self._scheduler.leave(job.prefill, now)
-            self._requests.pop(job.prefill.id, None)
+            self._requests.pop(job.prefill.ref, None)
 
     def prefilled(self, request: SimRequest, now: float) -> None:
         """A prefill has ended: the blocks are on the GPU, unless they could not be brought."""
-        job = self._jobs.pop(request.prepare or "", None)
+        job = self._jobs.pop(request.prepare, None) if request.prepare is not None else None
         if job is None:
             return
         job.prefill = None
@@ -118,12 +119,14 @@ class Placement:
         return None
 
     def _prefill(self, job: _Job, compute: bool) -> None:
+        tenant, operation = job.operation
         request = self._submit(
             InferenceRequest(
-                id=f"prepare:{job.operation}",
+                id=f"prepare:{operation}",
                 prompt_tokens=len(job.blocks) * self._block_size,
                 output_tokens=0,
                 prompt_hashes=job.blocks,
+                tenant=tenant,
             )
         )
         request.prepare = job.operation

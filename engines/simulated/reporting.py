@@ -85,17 +85,19 @@ def outcome_of(sim: SimRequest, status: str, reason: str, now: float) -> Request
     )
 
 
-def queue_of(scheduler: Scheduler) -> QueueSnapshot:
-    """Who waits and who runs now."""
-    batch = [*scheduler.running, *scheduler.ready, *(r for _, r in scheduler.loading)]
+def queue_of(tenant: str, scheduler: Scheduler) -> QueueSnapshot:
+    """Which requests of a tenant wait and which run now."""
+    waiting, running = scheduler.waiting.in_order(), scheduler.batch()
     return QueueSnapshot(
-        waiting=tuple(r.as_waiting() for r in scheduler.waiting.in_order() if not r.prepare),
-        running=tuple(r.as_running() for r in batch if not r.prepare),
+        waiting=tuple(r.as_waiting() for r in waiting if r.tenant == tenant and not r.prepare),
+        running=tuple(r.as_running() for r in running if r.tenant == tenant and not r.prepare),
     )
 
 
-def queue_change(moved: Iterable[SimRequest], scheduler: Scheduler) -> QueueChanged | None:
-    """How the queue has changed with these requests; None if with none of them."""
+def queue_change(
+    tenant: str, moved: Iterable[SimRequest], scheduler: Scheduler
+) -> QueueChanged | None:
+    """How a tenant's queue has changed with these requests of it; None if with none of them."""
     waiting, started, ended = [], [], []
     for sim in moved:
         if sim.prepare is not None:
@@ -108,14 +110,15 @@ def queue_change(moved: Iterable[SimRequest], scheduler: Scheduler) -> QueueChan
             started.append(sim.id)
     if not (waiting or started or ended):
         return None
+    num_waiting, waiting_tokens = scheduler.waiting.totals(tenant)
     return QueueChanged(
         waiting=tuple(waiting),
         started=tuple(started),
         ended=tuple(ended),
-        num_waiting=len(scheduler.waiting),
-        num_running=scheduler.num_running,
-        waiting_tokens=scheduler.waiting.num_tokens,
-        running_tokens=sum(r.num_tokens for r in scheduler.running),
+        num_waiting=num_waiting,
+        num_running=sum(1 for r in scheduler.batch() if r.tenant == tenant),
+        waiting_tokens=waiting_tokens,
+        running_tokens=sum(r.num_tokens for r in scheduler.running if r.tenant == tenant),
     )
 
 

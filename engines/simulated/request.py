@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from hear.blocks import chain
+from hear.engines.simulated.tenants import blocks_of, hash_of
 from hear.messages import RunningRequest, WaitingRequest
+from hear.operation import Ref
 from hear.seams import InferenceRequest
 
 BACKGROUND_PRIORITY = 2**31
@@ -13,7 +15,9 @@ BACKGROUND_PRIORITY = 2**31
 class SimRequest:
     """State of one request. ``blocks`` are the names of its GPU blocks in order (``KvCache``).
 
-    ``computed`` counts the tokens whose KV is there, ``produced`` the output tokens so far.
+    ``ref`` is what no other request in the engine has, and ``hashes`` and ``output_hashes`` are the
+    blocks of its tenant, who has the number ``owner``. ``computed`` counts the tokens whose KV is
+    there, ``produced`` the output tokens so far.
     """
 
     __slots__ = (
@@ -36,28 +40,36 @@ class SimRequest:
         "only_load",
         "output_hashes",
         "output_tokens",
+        "owner",
         "preemptions",
         "prepare",
         "priority",
         "produced",
         "prompt_tokens",
         "protected",
+        "ref",
         "reused",
         "room",
         "seq",
         "stamp",
         "started_s",
         "state",
+        "tenant",
     )
 
-    def __init__(self, request: InferenceRequest, arrival_s: float, seq: int, mode: str) -> None:
+    def __init__(
+        self, request: InferenceRequest, arrival_s: float, seq: int, mode: str, owner: int = 0
+    ) -> None:
         self.id = request.id
+        self.tenant = request.tenant
+        self.ref: Ref = (request.tenant, request.id)
+        self.owner = owner
         self.context = request.context
         self.context_version = request.context_version
         self.prompt_tokens = request.prompt_tokens
         self.output_tokens = request.output_tokens
-        self.hashes: Sequence[int] = request.prompt_hashes
-        self.output_hashes: list[int] = list(request.output_hashes)
+        self.hashes = blocks_of(owner, request.prompt_hashes)
+        self.output_hashes = list(blocks_of(owner, request.output_hashes))
         self.arrival_s = arrival_s
         self.seq = seq
         self.mode = mode
@@ -66,7 +78,7 @@ class SimRequest:
         self.max_wait_s: float | None = None
         self.bound_required = False
         self.protected = False
-        self.guard: str | None = None  # the operation that bounds its wait, while it waits
+        self.guard: Ref | None = None  # the operation that bounds its wait, while it waits
         self.held_until: float | None = None
         self.hold_required = False
         self.stamp = 0
@@ -80,8 +92,13 @@ class SimRequest:
         self.reused: dict[str, int] = {}
         self.started_s: float | None = None
         self.first_token_s: float | None = None
-        self.prepare: str | None = None  # the operation that this prefill serves, if any
+        self.prepare: Ref | None = None  # the operation that this prefill serves, if any
         self.only_load = False  # such a prefill, if it may load blocks and not compute any
+
+    @property
+    def of_context(self) -> Ref | None:
+        """Its context, as no other tenant's."""
+        return None if self.context is None else (self.tenant, self.context)
 
     @property
     def num_tokens(self) -> int:
@@ -103,8 +120,9 @@ class SimRequest:
         while len(self.output_hashes) <= index - in_prompt:
             # What this request writes is its own: no other prompt is known to continue so.
             number = in_prompt + len(self.output_hashes)
-            parent = self.hash_at(number - 1) if number else None
-            self.output_hashes.append(chain(parent, f"{self.id}:{number}".encode()))
+            parent = hash_of(self.hash_at(number - 1)) if number else None
+            written = chain(parent, f"{self.id}:{number}".encode())
+            self.output_hashes.extend(blocks_of(self.owner, [written]))
         return self.output_hashes[index - in_prompt]
 
     def full_blocks(self, limit: int) -> Sequence[int]:

@@ -14,6 +14,7 @@ from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.profile import Scheduler as Limits
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.waiting import WaitingQueue
+from hear.operation import Ref
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Scheduler:
         self.running: list[SimRequest] = []
         self.loading: list[tuple[float, SimRequest]] = []
         self.ready: list[SimRequest] = []  # loaded, and first in line for the batch
-        self.moved: dict[str, SimRequest] = {}
+        self.moved: dict[Ref, SimRequest] = {}
         self.done: list[SimRequest] = []  # prefills of Prepare that ended without a step
         self.preemptions = 0
         self.restored_tokens = 0
@@ -51,10 +52,14 @@ class Scheduler:
         """Requests that hold blocks: those in the batch, and those that are loaded for it."""
         return len(self.running) + len(self.ready) + len(self.loading)
 
+    def batch(self) -> list[SimRequest]:
+        """Those requests."""
+        return [*self.running, *self.ready, *(request for _, request in self.loading)]
+
     def add(self, request: SimRequest) -> None:
         """A new request."""
         self.waiting.add(request)
-        self.moved[request.id] = request
+        self.moved[request.ref] = request
 
     def settle(self, now: float) -> None:
         """Take note of loads that have arrived."""
@@ -92,7 +97,7 @@ class Scheduler:
 
     def _promote(self, now: float) -> None:
         for request in self.waiting.promote(now):
-            self.moved[request.id] = request
+            self.moved[request.ref] = request
 
     def _schedule_running(self, plan: StepPlan, budget: int, now: float) -> tuple[int, bool]:
         preempted = False
@@ -170,7 +175,7 @@ class Scheduler:
                 request.blocks = [*self._cache.acquire(hits)]
                 request.num_named = on_gpu
                 request.computed = on_gpu * self._block_size
-                self.moved[request.id] = request
+                self.moved[request.ref] = request
                 if request.started_s is None:
                     request.started_s = now
                     # Only now: what a preempted request finds again it has computed itself.
@@ -277,7 +282,7 @@ class Scheduler:
             self.loading = [entry for entry in self.loading if entry[1] is not request]
         self._cache.release(request.blocks, now)
         request.state = "ended"
-        self.moved[request.id] = request
+        self.moved[request.ref] = request
 
     def _preempt(self, request: SimRequest, now: float) -> None:
         """Recompute preemption: all blocks go back, and the request to the queue."""
@@ -291,4 +296,4 @@ class Scheduler:
         if not request.protected:
             # Its bound goes on counting from its arrival.
             self.waiting.bound(request, request.max_wait_s, required=request.bound_required)
-        self.moved[request.id] = request
+        self.moved[request.ref] = request

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from hear.engines.simulated.request import SimRequest
+from hear.operation import Ref
 
 _SPARE = 1024
 
@@ -20,21 +21,25 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[str, SimRequest] = {}
+        self._requests: dict[Ref, SimRequest] = {}
         self._heap: list[tuple[tuple[int, int, float, int], int, SimRequest]] = []
         self._bounds: list[tuple[float, int, SimRequest]] = []
         self._holds: list[tuple[float, int, SimRequest]] = []
-        self.num_tokens = 0
+        self._totals: dict[str, tuple[int, int]] = {}  # of each tenant that has any waiting
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __contains__(self, request: SimRequest) -> bool:
-        return request.id in self._requests
+        return request.ref in self._requests
 
     def __iter__(self) -> Iterator[SimRequest]:
         """All waiting requests, in no particular order."""
         return iter(self._requests.values())
+
+    def totals(self, tenant: str) -> tuple[int, int]:
+        """How many requests of a tenant wait, and how many tokens their prompts have."""
+        return self._totals.get(tenant, (0, 0))
 
     def in_order(self) -> list[SimRequest]:
         """All waiting requests as they would be taken, the held ones last."""
@@ -42,9 +47,9 @@ class WaitingQueue:
 
     def add(self, request: SimRequest) -> None:
         """Add a request, or put it where its order now says."""
-        if request.id not in self._requests:
-            self._requests[request.id] = request
-            self.num_tokens += request.prompt_tokens
+        if request.ref not in self._requests:
+            self._requests[request.ref] = request
+            self._count(request.tenant, 1, request.prompt_tokens)
         request.stamp += 1
         if request.held_until is None:
             heappush(self._heap, (request.order, request.stamp, request))
@@ -55,9 +60,16 @@ class WaitingQueue:
 
     def remove(self, request: SimRequest) -> None:
         """Take a request out."""
-        del self._requests[request.id]
-        self.num_tokens -= request.prompt_tokens
+        del self._requests[request.ref]
+        self._count(request.tenant, -1, -request.prompt_tokens)
         request.stamp += 1
+
+    def _count(self, tenant: str, requests: int, tokens: int) -> None:
+        num, num_tokens = self.totals(tenant)
+        if num + requests:
+            self._totals[tenant] = num + requests, num_tokens + tokens
+        else:
+            del self._totals[tenant]
 
     def peek(self) -> SimRequest | None:
         """The request that is next; None if there is none in line."""

@@ -21,6 +21,7 @@ from hear.engines.testing import (
     once,
     state,
     submission,
+    tenants,
     words,
 )
 from hear.engines.testing.bench import bench as _bench  # the module keeps its name
@@ -50,6 +51,7 @@ RULES: dict[str, Rule] = {
     **leases.rule,
     **claims.rule,
     **submission.rule,
+    **tenants.rule,
 }
 """All rules by id."""
 

@@ -30,7 +30,7 @@ def check_operation(name: str, outcomes: Iterable[OperationOutcome]) -> None:
     require(end is not None, f"{name} has an end; it is {phase}")
 
 
-def check_applied(applied: Counter[str]) -> None:
-    """Check that no operation was handed to the backend twice."""
-    for operation, times in applied.items():
+def check_applied(applied: Counter[tuple[str, str]]) -> None:
+    """Check that no operation of a tenant was handed to the backend twice."""
+    for (_, operation), times in applied.items():
         require(times == 1, f"{operation} is handed to the backend once, not {times} times")

@@ -26,6 +26,7 @@ from hear.engines.testing.setup import (
 )
 from hear.engines.worker import EngineWorker
 from hear.messages import (
+    DEFAULT_TENANT,
     Control,
     Envelope,
     Key,
@@ -44,6 +45,11 @@ from hear.seams import (
 POLL_S = 0.05
 
 
+def name_of(id: str, tenant: str) -> str:
+    """What the bench calls a request or an operation: its id, and its tenant if it is another."""
+    return id if tenant == DEFAULT_TENANT else f"{id} of {tenant}"
+
+
 @dataclass(eq=False, slots=True)
 class Call:
     """A request that a client has sent. ``leave`` lets the client go away."""
@@ -51,6 +57,11 @@ class Call:
     request: InferenceRequest
     result: InferenceResult | None = None
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def name(self) -> str:
+        """What the bench calls it."""
+        return name_of(self.request.id, self.request.tenant)
 
     def leave(self) -> None:
         """The client goes away."""
@@ -60,12 +71,16 @@ class Call:
     def ended(self) -> InferenceResult:
         """The result of a call that has ended."""
         if self.result is None:
-            fail(f"request {self.request.id} has not ended")
+            fail(f"request {self.name} has not ended")
         return self.result
 
 
 class Bench:
-    """An engine on a bus, with everything that the rules want to do and to know."""
+    """An engine on a bus, with everything that the rules want to do and to know.
+
+    Where nothing else is said, requests, controls and what is told are of the default tenant. What
+    was heard is kept by the names that ``name_of`` makes.
+    """
 
     def __init__(
         self,
@@ -89,7 +104,7 @@ class Bench:
         self.sent: dict[str, Envelope] = {}
         self._bus_stack = bus_stack
         self._nursery = nursery
-        self._sequencers: dict[str, Sequencer] = {}
+        self._sequencers: dict[tuple[str, str], Sequencer] = {}
         self._probes: dict[str, Callable[[], None]] = {}
         self._probe_failures: list[AssertionError] = []
         self._news = trio.Event()
@@ -133,18 +148,18 @@ class Bench:
         """How many blocks a tier has room for; 0 if there is none of that name."""
         return next((t.num_blocks for t in self.capabilities.tiers if t.name == tier), 0)
 
-    def resident(self, tier: str) -> set[int]:
-        """The blocks that a tier holds now."""
+    def resident(self, tier: str, tenant: str = DEFAULT_TENANT) -> set[int]:
+        """The blocks of a tenant that a tier holds now."""
         return {
             block
-            for chain in self.engine.backend.residency()
+            for chain in self.engine.backend.residency(tenant)
             if chain.tier == tier
             for block in unpack(chain.prefix_hashes)
         }
 
-    def waiting(self) -> dict[str, WaitingRequest]:
-        """The requests that wait now, in the engine's order."""
-        return {w.request: w for w in self.engine.backend.queue().waiting}
+    def waiting(self, tenant: str = DEFAULT_TENANT) -> dict[str, WaitingRequest]:
+        """The requests of a tenant that wait now, in the engine's order."""
+        return {w.request: w for w in self.engine.backend.queue(tenant).waiting}
 
     # -- what is published --------------------------------------------------------------------
 
@@ -152,7 +167,7 @@ class Bench:
         self.published.append(envelope)
         message = open_body(envelope) if envelope.category == "outcome" else None
         if isinstance(message, OperationOutcome):
-            operation = envelope.key.operation or ""
+            operation = name_of(envelope.key.operation or "", envelope.tenant)
             first = not any(o.status in TERMINAL for o in self.heard.get(operation, ()))
             self.heard.setdefault(operation, []).append(message)
             probe = self._probes.get(operation)
@@ -162,16 +177,17 @@ class Bench:
                 except AssertionError as error:
                     self._probe_failures.append(error)
         elif isinstance(message, RequestOutcome):
-            self.requests.setdefault(envelope.key.request or "", []).append(message)
+            request = name_of(envelope.key.request or "", envelope.tenant)
+            self.requests.setdefault(request, []).append(message)
         self._news.set()
         self._news = trio.Event()
 
-    def states(self) -> list[Envelope]:
-        """The state messages so far."""
-        return [e for e in self.published if e.category == "state"]
+    def states(self, tenant: str = DEFAULT_TENANT) -> list[Envelope]:
+        """The state messages to a tenant so far."""
+        return [e for e in self.published if e.category == "state" and e.tenant == tenant]
 
     def views(self) -> EngineViews:
-        """What a reader believes who has heard all that was published."""
+        """What a reader believes who has heard all that was published to its tenant."""
         views = EngineViews()
         for envelope in self.states():
             message = open_body(envelope)
@@ -197,13 +213,16 @@ class Bench:
 
     # -- controls -----------------------------------------------------------------------------
 
-    def sequencer(self, source: str) -> Sequencer:
+    def sequencer(self, source: str, tenant: str = DEFAULT_TENANT) -> Sequencer:
         """The numbers of one sender."""
-        return self._sequencers.setdefault(source, Sequencer(source))
+        made = Sequencer(source, tenant=tenant)
+        return self._sequencers.setdefault((source, tenant), made)
 
-    def say(self, message: Message, *, key: Key, by: str = "harness") -> Envelope:
+    def say(
+        self, message: Message, *, key: Key, by: str = "harness", tenant: str = DEFAULT_TENANT
+    ) -> Envelope:
         """Publish any message."""
-        envelope = self.sequencer(by).wrap(message, key, trio.current_time())
+        envelope = self.sequencer(by, tenant).wrap(message, key, trio.current_time())
         self.bus.publish(envelope)
         return envelope
 
@@ -215,12 +234,18 @@ class Bench:
         request: str | None = None,
         context: str | None = None,
         version: int | None = None,
+        tenant: str = DEFAULT_TENANT,
+        id: str | None = None,
         probe: Callable[[], None] | None = None,
     ) -> str:
-        """Send a control; ``probe`` is asked in the moment in which it is said to be completed."""
-        operation = self.sequencer(by).next_id()
+        """Send a control; ``probe`` is asked in the moment in which it is said to be completed.
+
+        Returns what the bench calls the operation, which has ``id`` or a new one.
+        """
+        operation = id or self.sequencer(by, tenant).next_id()
+        name = name_of(operation, tenant)
         if probe is not None:
-            self._probes[operation] = probe
+            self._probes[name] = probe
         key = Key(
             request=request,
             context=context,
@@ -228,8 +253,8 @@ class Bench:
             engine=self.name,
             operation=operation,
         )
-        self.sent[operation] = self.say(control, key=key, by=by)
-        return operation
+        self.sent[name] = self.say(control, key=key, by=by, tenant=tenant)
+        return name
 
     def send_again(self, operation: str) -> None:
         """Deliver a control once more."""
@@ -276,21 +301,24 @@ class Bench:
         num_blocks: int = 1,
         output_tokens: int = 1,
         version: int | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> InferenceRequest:
         """Make a request."""
         made = self.engine.make_request(
             id, context=context, num_blocks=num_blocks, output_tokens=output_tokens
         )
-        return replace(made, context_version=version) if version is not None else made
+        if version is not None:
+            made = replace(made, context_version=version)
+        return made if tenant == DEFAULT_TENANT else self.engine.of_tenant(made, tenant)
 
     async def launch(self, request: InferenceRequest) -> Call:
         """Send a request, and wait until the engine has it."""
         call = Call(request)
-        before = len(self.requests.get(request.id, ()))
+        before = len(self.requests.get(call.name, ()))
         self.start(call)
         await self.until(
-            lambda: len(self.requests.get(request.id, ())) > before or call.result is not None,
-            f"request {request.id} is accepted",
+            lambda: len(self.requests.get(call.name, ())) > before or call.result is not None,
+            f"request {call.name} is accepted",
         )
         return call
 
@@ -307,20 +335,29 @@ class Bench:
 
     async def result(self, call: Call) -> InferenceResult:
         """Wait for the end of a request."""
-        await self.until(lambda: call.result is not None, f"request {call.request.id} ends")
+        await self.until(lambda: call.result is not None, f"request {call.name} ends")
         return call.ended
 
     async def serve(
-        self, id: str, *, context: str, num_blocks: int = 1, output_tokens: int = 1
+        self,
+        id: str,
+        *,
+        context: str,
+        num_blocks: int = 1,
+        output_tokens: int = 1,
+        tenant: str = DEFAULT_TENANT,
     ) -> InferenceResult:
         """Send a request, and see it completed."""
-        made = self.request(id, context=context, num_blocks=num_blocks, output_tokens=output_tokens)
+        made = self.request(
+            id, context=context, num_blocks=num_blocks, output_tokens=output_tokens, tenant=tenant
+        )
         call = await self.launch(made)
         result = await self.result(call)
-        require(result.outcome.status == "completed", f"request {id} completes: {result.outcome}")
+        name = call.name
+        require(result.outcome.status == "completed", f"request {name} completes: {result.outcome}")
         await self.until(
-            lambda: any(o.status == "completed" for o in self.requests.get(id, ())),
-            f"the outcome of request {id} is published",
+            lambda: any(o.status == "completed" for o in self.requests.get(name, ())),
+            f"the outcome of request {name} is published",
         )
         return result
 

@@ -14,6 +14,7 @@ from hear.engines.testing.samples import (
 )
 from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import (
+    DEFAULT_TENANT,
     Envelope,
     Hold,
     Key,
@@ -208,7 +209,8 @@ async def kept_for_its_request(factory: EngineFactory) -> None:
                 continue
             outcome = await b.end_of(operation)
             require(
-                b.backend.applied[operation] == 1 or outcome.reason in ("outranked", "replaced"),
+                b.backend.applied[DEFAULT_TENANT, operation] == 1
+                or outcome.reason in ("outranked", "replaced"),
                 f"{kind} acts when its request has come, or gives way: {outcome}",
             )
 

@@ -21,8 +21,13 @@ REQUEST_KINDS = ("prioritise", "bound_wait", "hold", "admit", "route", "configur
 CONTEXT_KINDS = ("retain", "release", "prepare", "place")
 
 
-def sample(b: Bench, kind: str, deadline_s: float | None = None) -> Control:
-    """A control of a kind that an engine which has the kind can do."""
+NEVER_WAS = "an operation that never was"
+
+
+def sample(
+    b: Bench, kind: str, deadline_s: float | None = None, target: str = NEVER_WAS
+) -> Control:
+    """A control of a kind that an engine which has the kind can do. A Cancel aims at ``target``."""
     mode = b.capabilities.modes[0] if b.capabilities.modes else "default"
     made: dict[str, Control] = {
         "prioritise": Prioritise(priority=1, deadline_s=deadline_s),
@@ -35,7 +40,7 @@ def sample(b: Bench, kind: str, deadline_s: float | None = None) -> Control:
         "release": Release(deadline_s=deadline_s),
         "prepare": Prepare(deadline_s=deadline_s),
         "place": Place(tier="gpu", deadline_s=deadline_s),
-        "cancel": Cancel(target="an operation that never was", deadline_s=deadline_s),
+        "cancel": Cancel(target=target, deadline_s=deadline_s),
         "withdraw": Withdraw(deadline_s=deadline_s),
     }
     return made[kind]

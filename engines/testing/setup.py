@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn, Protocol
 
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
     Cancel,
     CapabilitiesReported,
@@ -46,6 +47,10 @@ class MakeRequest(Protocol):
         ...
 
 
+def _of_tenant(request: InferenceRequest, tenant: str) -> InferenceRequest:
+    return replace(request, tenant=tenant)
+
+
 def _output_of(request: InferenceRequest, result: InferenceResult) -> object:
     return result.outcome.output_tokens
 
@@ -63,6 +68,7 @@ class EngineUnderTest:
         output_of: what a client was answered, as something that can be compared.
         quiet_s: how long to wait before it is said that nothing happens.
         patience_s: how long to wait for anything that should happen.
+        of_tenant: the same request, of another tenant, with the hashes that this one is told.
         crash: kills the engine, so that the backend's ``run`` raises ``EngineError``; None if
             there is no way to.
         check: looks whether the engine is in order, and raises ``AssertionError`` if it is not.
@@ -77,6 +83,7 @@ class EngineUnderTest:
     output_of: Callable[[InferenceRequest, InferenceResult], object] = _output_of
     quiet_s: float = 1.0
     patience_s: float = 60.0
+    of_tenant: Callable[[InferenceRequest, str], InferenceRequest] = _of_tenant
     crash: Callable[[], None] | None = None
     check: Callable[[], None] = lambda: None
     shows: frozenset[str] = frozenset({"queue", "residency"})
@@ -103,7 +110,7 @@ class WatchedBackend:
     def __init__(self, engine: EngineUnderTest) -> None:
         self._inner = engine.backend
         self._check = engine.check
-        self.applied: Counter[str] = Counter()
+        self.applied: Counter[tuple[str, str]] = Counter()  # by tenant and operation
 
     def capabilities(self) -> CapabilitiesReported:
         return self._inner.capabilities()
@@ -114,18 +121,18 @@ class WatchedBackend:
     def pressure(self) -> PressureReported:
         return self._inner.pressure()
 
-    def queue(self) -> QueueSnapshot:
-        return self._inner.queue()
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
+        return self._inner.queue(tenant)
 
-    def residency(self) -> Iterable[BlocksStored]:
-        return self._inner.residency()
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
+        return self._inner.residency(tenant)
 
     def residency_known(self) -> bool:
         return self._inner.residency_known()
 
     def apply(self, operation: Operation) -> Verdict | None:
         if not isinstance(operation.control, Cancel | Withdraw):  # these act by what they revert
-            self.applied[operation.id] += 1
+            self.applied[operation.tenant, operation.id] += 1
         verdict = self._inner.apply(operation)
         self._check()
         return verdict

@@ -20,7 +20,7 @@ from hear.delivery import Outbox, Sequencer
 from hear.engines.testing.audit import check_applied, check_operation
 from hear.engines.testing.bench import Bench, Call, bench, memory_bus
 from hear.engines.testing.setup import EngineFactory, require
-from hear.messages import Cancel, Control, Envelope, Key, OperationOutcome, Withdraw
+from hear.messages import DEFAULT_TENANT, Cancel, Control, Envelope, Key, OperationOutcome, Withdraw
 from hear.operation import Operation
 from hear.seams import Bus, BusStatistics, SnapshotProvider, Subscription
 
@@ -30,7 +30,10 @@ GIVE_UP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A sender sends a control, whose deadline counts from here. A Cancel aims at ``target``."""
+    """A sender sends a control, whose deadline counts from here. A Cancel aims at ``target``.
+
+    What it is about is of the sender's tenant.
+    """
 
     at_s: float
     sender: int
@@ -43,7 +46,10 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A client sends a request, and goes away after ``leaves_s``, if it has not ended by then."""
+    """A client sends a request, and goes away after ``leaves_s``, if it has not ended by then.
+
+    It is of one of the tenants of the storm, and has the next number among its requests.
+    """
 
     at_s: float
     context: int
@@ -51,6 +57,7 @@ class Requested:
     output_tokens: int
     version: int | None = None
     leaves_s: float = inf
+    tenant: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +72,14 @@ class Storm:
     """What happens, and what becomes of the messages on the link.
 
     ``fates`` are used up in turn, one for each control and outcome: the delays of its copies, none
-    if it is lost. After the last of them the link is calm.
+    if it is lost. After the last of them the link is calm. Senders are of the tenants in turn; they
+    and requests and contexts have the same names with each.
     """
 
     events: tuple[Sent | Requested | Crashed, ...]
     fates: tuple[tuple[float, ...], ...] = ()
     num_senders: int = 3
+    tenants: tuple[str, ...] = (DEFAULT_TENANT,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +127,12 @@ class _Link:
 class _Sender:
     """A policy's side: it sends again until it is answered, and notes how its operations end."""
 
-    def __init__(self, b: Bench, name: str) -> None:
+    def __init__(self, b: Bench, name: str, tenant: str) -> None:
         self._b = b
         self.name = name
+        self.tenant = tenant
         self.outbox = Outbox(first_retry_s=0.5)
-        self.sequencer = Sequencer(name)
+        self.sequencer = Sequencer(name, tenant=tenant)
         self.operations: list[Operation] = []
         self.ends: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -137,7 +147,7 @@ class _Sender:
         self._news.set()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        patterns = ["outcome.>", "state.*.*.capabilities.>"]
+        patterns = [f"outcome.{self.tenant}.>", f"state.{self.tenant}.*.capabilities.>"]
         async with (
             self._b.bus.subscribe(patterns, name=self.name) as messages,
             trio.open_nursery() as nursery,
@@ -192,7 +202,10 @@ async def weather(factory: EngineFactory, storm: Storm) -> Aftermath:
     ranks = {f"sender{n}": n % 2 for n in range(storm.num_senders)}
     async with bench(factory, ranks=ranks, make_bus=stormy_bus) as b:
         async with trio.open_nursery() as nursery:
-            senders = [_Sender(b, f"sender{n}") for n in range(storm.num_senders)]
+            senders = [
+                _Sender(b, f"sender{n}", storm.tenants[n % len(storm.tenants)])
+                for n in range(storm.num_senders)
+            ]
             for sender in senders:
                 await nursery.start(sender.run)
             calls = await _play(b, storm, senders, nursery)
@@ -206,19 +219,23 @@ async def _play(
 ) -> list[Call]:
     start_s = trio.current_time()
     calls: list[Call] = []
+    numbers = Counter[str]()
     for event in sorted(storm.events, key=lambda event: event.at_s):
         await trio.sleep_until(start_s + event.at_s)
         if isinstance(event, Crashed):
             assert b.engine.crash is not None
             b.engine.crash()
         elif isinstance(event, Requested):
+            tenant = storm.tenants[event.tenant % len(storm.tenants)]
             request = b.request(
-                f"r{len(calls)}",
+                f"r{numbers[tenant]}",
                 context=f"c{event.context}",
                 num_blocks=event.num_blocks,
                 output_tokens=event.output_tokens,
                 version=event.version,
+                tenant=tenant,
             )
+            numbers[tenant] += 1
             call = Call(request)
             call.scope.deadline = trio.current_time() + event.leaves_s
             calls.append(call)
@@ -291,7 +308,7 @@ def _take_stock(b: Bench, senders: list[_Sender], calls: list[Call]) -> Aftermat
     check_applied(b.backend.applied)
     requests: Counter[str] = Counter()
     for call in calls:
-        id = call.request.id
+        id = call.name
         told = b.requests.get(id, ())
         if not told and call.result is None:
             continue  # it came to an engine that was down, and left before that was back

@@ -4,7 +4,7 @@ from hear.engines.testing.bench import bench
 from hear.engines.testing.effects import first_tokens
 from hear.engines.testing.samples import REQUEST_KINDS, send_sample
 from hear.engines.testing.setup import EngineFactory, RuleBook, require
-from hear.messages import Prioritise
+from hear.messages import DEFAULT_TENANT, Prioritise
 
 SUBMIT = "docs/protocol.md: controls at submission"
 
@@ -26,11 +26,16 @@ async def acts_before_and_not_after(factory: EngineFactory) -> None:
             for operation in early.values():
                 outcome = await b.end_of(operation)
                 require(outcome.status == "completed", f"it acts, and ends as {outcome}")
-                require(b.backend.applied[operation] == 1, "the engine was handed it")
+                require(
+                    b.backend.applied[DEFAULT_TENANT, operation] == 1, "the engine was handed it"
+                )
             for kind in kinds:
                 late = send_sample(b, kind, "r")
                 await b.end_of(late, "rejected", "already_submitted")
-                require(not b.backend.applied[late], "the engine is not handed what is too late")
+                require(
+                    not b.backend.applied[DEFAULT_TENANT, late],
+                    "the engine is not handed what is too late",
+                )
         await b.result(call)
 
 

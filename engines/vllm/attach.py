@@ -32,6 +32,7 @@ from hear.engines.vllm.kv_sockets import KvSockets
 from hear.engines.vllm.server import ServerFacts, VllmServer
 from hear.errors import EngineError
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
     Cancel,
     CapabilitiesReported,
@@ -53,6 +54,8 @@ _log = structlog.get_logger("hear.attach")
 
 _UNTOLD = 4_096
 _LOOKS = 3
+_SUBSCRIBED_S = 0.5
+"""By then the publisher knows of its new subscriber; until then it may have lost events."""
 
 
 class AttachedEngine:
@@ -156,13 +159,13 @@ class AttachedEngine:
             preemptions=max(round(page.preemptions - before.preemptions), 0),
         )
 
-    def queue(self) -> QueueSnapshot:
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
         """The requests that were sent through here."""
-        return self._own.snapshot()
+        return self._own.snapshot() if tenant == DEFAULT_TENANT else QueueSnapshot()
 
-    def residency(self) -> Iterable[BlocksStored]:
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
         """What is known to be resident."""
-        return self._follower.residents.chains()
+        return self._follower.residents.chains() if tenant == DEFAULT_TENANT else ()
 
     def residency_known(self) -> bool:
         """Whether none of its events are missing."""
@@ -215,12 +218,7 @@ class AttachedEngine:
             while self._lost:
                 await self._back.wait()
         own = self._own.begin(request)
-        self._tell(
-            Report(
-                arrived=[own.key],
-                requests=[(own.key, RequestOutcome(status="accepted"))],
-            )
-        )
+        self._tell(Report(arrived=[own.key]))
         self._tell(Report(queue=self._own.changed(waits=own)))  # with the priority that it got
         outcome = RequestOutcome(status="failed", reason="client_gone")
         try:
@@ -265,8 +263,12 @@ class AttachedEngine:
         for id in done:
             del self._kept[id]
         outcome = OperationOutcome(status="completed", control="prioritise")
-        if done:
-            self._tell(Report(operations=[OperationEnded(id, outcome) for id in done]))
+        self._tell(
+            Report(
+                operations=[OperationEnded(id, outcome) for id in done],
+                requests=[(own.key, RequestOutcome(status="accepted"))],
+            )
+        )
 
     def _started(self, own: OwnRequest) -> None:
         self._tell(Report(queue=self._own.changed(started=own)))
@@ -366,10 +368,12 @@ class AttachedEngine:
             return
         async with kv_sockets.connect(self._kv_events, self._kv_replay, self._topic) as kv:
             check_at = trio.current_time()
+            pause_s = min(_SUBSCRIBED_S, self._check_s)
             while True:
                 if kv.can_replay and trio.current_time() >= check_at:
                     self._follower.check()
-                    check_at = trio.current_time() + self._check_s
+                    check_at = trio.current_time() + pause_s
+                    pause_s = self._check_s
                 await self._ask(kv)
                 left_s = check_at - trio.current_time() if kv.can_replay else self._check_s
                 for frames in await kv.receive(max(left_s, 0.0)):

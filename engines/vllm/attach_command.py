@@ -6,6 +6,7 @@ import sys
 import structlog
 import trio
 
+from hear.cli import Command
 from hear.clock import new_epoch
 from hear.connection import add_bus_arguments, check_name, connected, run_until_signal
 from hear.engines.vllm.attach import attached
@@ -113,3 +114,6 @@ async def serve_attached(
             max_restarts=sys.maxsize,
         )
         await worker.run()
+
+
+COMMAND = Command("join a vLLM server that runs by itself to a bus", configure, run)

@@ -16,12 +16,12 @@ import trio
 
 from hear.engines.residents import Residents
 from hear.engines.vllm.bridge import Command, Gauges, Moved, News, Pace
-from hear.engines.vllm.events import EventReader
 from hear.engines.vllm.hashing import scheme_of
-from hear.engines.vllm.placement import CPU, GPU
+from hear.engines.vllm.own_events import CPU, GPU, OwnEvents
 from hear.engines.vllm.plugin import EXPECTED, MODE, Plugin
 from hear.engines.vllm.settings import Settings
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
     CapabilitiesReported,
     CostsReported,
@@ -33,8 +33,8 @@ from hear.messages import (
     TierPressure,
     WaitingRequest,
 )
-from hear.operation import Operation
-from hear.seams import Report, Verdict
+from hear.operation import Operation, Ref
+from hear.seams import OperationEnded, Report, Verdict
 
 MOVE: Final = 0.1
 """By what share a measured cost has to change before it is told anew."""
@@ -48,9 +48,9 @@ class VllmBackend:
         self._plugin = plugin
         self._bridge = plugin.bridge
         self._facts = _Facts(scheduler, settings, plugin)
-        self._events = EventReader()
-        self._residents = Residents()
-        self._queue: dict[tuple[str, str], Moved] = {}
+        self._events = OwnEvents()
+        self._residents: dict[str, Residents] = {}
+        self._queue: dict[Ref, Moved] = {}
         self._gauges = Gauges(self._facts.num_gpu_blocks, 0, 0, 0)
         self._costs = self._facts.first_costs
         self._pace = Pace()
@@ -58,7 +58,7 @@ class VllmBackend:
         self._timer_s = inf
         self._timer_moved = trio.Event()
         self._offset_s = 0.0
-        self._expected: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._expected: OrderedDict[Ref, None] = OrderedDict()
 
     def listen(self) -> None:
         """Take the engine's news in from now on, on the trio loop that this is called in."""
@@ -88,7 +88,7 @@ class VllmBackend:
             )
         ]
         if self._facts.num_cpu_blocks:
-            held = self._residents.count(CPU)
+            held = sum(residents.count(CPU) for residents in self._residents.values())
             size = self._facts.num_cpu_blocks
             tiers.append(TierPressure(tier=CPU, num_blocks=size, cached=held, allocatable=size))
         waiting = sum(m.state == "waiting" for m in self._queue.values())
@@ -100,22 +100,19 @@ class VllmBackend:
             preemptions=gauges.preemptions,
         )
 
-    def queue(self) -> QueueSnapshot:
-        """Who waits and who runs."""
-        waiting = [m for m in self._queue.values() if m.state == "waiting"]
-        waiting.sort(
-            key=lambda m: (m.held, not m.protected, 0 if m.protected else m.priority, m.since_s)
-        )
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
+        """Which requests of a tenant wait and which run."""
+        own = [moved for (owner, _), moved in self._queue.items() if owner == tenant]
+        waiting = sorted((m for m in own if m.state == "waiting"), key=_place)
         return QueueSnapshot(
             waiting=tuple(map(self._as_waiting, waiting)),
-            running=tuple(
-                map(_as_running, (m for m in self._queue.values() if m.state == "running"))
-            ),
+            running=tuple(_as_running(m) for m in own if m.state == "running"),
         )
 
-    def residency(self) -> Iterable[BlocksStored]:
-        """All resident blocks, as chains."""
-        return self._residents.chains()
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
+        """All resident blocks of a tenant, as chains."""
+        residents = self._residents.get(tenant)
+        return () if residents is None else residents.chains()
 
     def residency_known(self) -> bool:
         """Always: the engine's own thread tells of each change."""
@@ -139,12 +136,9 @@ class VllmBackend:
         self._bridge.command(Command("revert", operation))
 
     async def run(self, report: Callable[[Report], None]) -> None:
-        """Report until cancelled."""
-        report(
-            Report(
-                arrived=[moved.key for moved in self._queue.values()],
-            )
-        )
+        """Report until cancelled, to each tenant its own."""
+        for (tenant, _), moved in self._queue.items():  # they came while nobody listened
+            report(Report(tenant=tenant, arrived=[moved.key]))
         self._report = report
         try:
             while True:
@@ -165,47 +159,63 @@ class VllmBackend:
             self._gauges = news.gauges
         if news.pace is not None:
             self._measure(news.pace)
-        blocks = self._events.changes(news.kv_events)
-        for change in blocks:
-            self._residents.apply(change)
-        queue = self._move(news.moved)
         if news.timer_s is not None and news.timer_s + self._offset_s != self._timer_s:
             self._timer_s = news.timer_s + self._offset_s
             self._timer_moved.set()
+        reports = self._reports(news)
         if self._report is not None:
-            self._report(
-                Report(
-                    arrived=[key for key, _ in news.arrived],
-                    blocks=blocks,
-                    queue=queue,
-                    verdicts=news.verdicts,
-                    operations=news.operations,
-                    requests=[(key, outcome) for key, _, outcome in news.outcomes],
-                )
-            )
-
+            for report in reports.values():
+                self._report(report)
         for key, tenant in news.arrived:
             name = tenant, key.request or ""
             if self._expected.pop(name, 0) is None:
                 self._bridge.command(Command("answered", None, name))
 
-    def _move(self, rows: list[Moved]) -> QueueChanged | None:
-        if not rows:
-            return None
+    def _reports(self, news: News) -> dict[str, Report]:
+        """What there is to say to each tenant, once it stands in the copy as well."""
+        reports: dict[str, Report] = {}
+
+        def of(tenant: str) -> Report:
+            return reports.setdefault(tenant, Report(tenant=tenant))
+
+        for salt, tenant in news.salts:
+            self._events.knows(salt, tenant)
+        for tenant, blocks in self._events.changes(news.kv_events).items():
+            of(tenant).blocks = blocks
+            residents = self._residents.setdefault(tenant, Residents())
+            for change in blocks:
+                residents.apply(change)
+        for key, tenant in news.arrived:
+            of(tenant).arrived.append(key)
+        moved: dict[str, list[Moved]] = {}
+        for row in news.moved:
+            moved.setdefault(row.tenant, []).append(row)
+        for tenant, rows in moved.items():
+            of(tenant).queue = self._move(tenant, rows)
+        for (tenant, operation), verdict in news.verdicts:
+            of(tenant).verdicts.append((operation, verdict))
+        for (tenant, operation), outcome in news.operations:
+            of(tenant).operations.append(OperationEnded(operation, outcome))
+        for key, tenant, ended in news.outcomes:
+            of(tenant).requests.append((key, ended))
+        return reports
+
+    def _move(self, tenant: str, rows: list[Moved]) -> QueueChanged:
         waiting, started, ended = [], [], []
         for moved in rows:
             name = moved.key.request or ""
             if moved.state == "ended":
-                self._queue.pop((moved.tenant, name), None)
+                self._queue.pop((tenant, name), None)
                 ended.append(name)
                 continue
-            self._queue[moved.tenant, name] = moved
+            self._queue[tenant, name] = moved
             if moved.state == "waiting":
                 waiting.append(self._as_waiting(moved))
             else:
                 started.append(name)
-        in_line = [m for m in self._queue.values() if m.state == "waiting"]
-        running = [m for m in self._queue.values() if m.state == "running"]
+        own = [moved for (owner, _), moved in self._queue.items() if owner == tenant]
+        in_line = [m for m in own if m.state == "waiting"]
+        running = [m for m in own if m.state == "running"]
         return QueueChanged(
             waiting=tuple(waiting),
             started=tuple(started),
@@ -249,6 +259,11 @@ class VllmBackend:
             held=moved.held,
             prompt_tokens=moved.prompt_tokens,
         )
+
+
+def _place(moved: Moved) -> tuple[bool, bool, int, float]:
+    """The order in which vLLM would take those who wait; the held, whom it would not, last."""
+    return moved.held, not moved.protected, 0 if moved.protected else moved.priority, moved.since_s
 
 
 def _as_running(moved: Moved) -> RunningRequest:

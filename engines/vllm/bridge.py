@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import trio
 
-from hear.messages import Key, RequestOutcome
-from hear.operation import Operation
-from hear.seams import OperationEnded, Verdict
+from hear.messages import Key, OperationOutcome, RequestOutcome
+from hear.operation import Operation, Ref
+from hear.seams import Verdict
 
 
 class Command(NamedTuple):
@@ -23,7 +23,7 @@ class Command(NamedTuple):
 
     kind: Literal["apply", "revert", "expect", "answered"]
     operation: Operation | None
-    name: tuple[str, str] = ("", "")
+    name: Ref = ("", "")
 
 
 class Moved(NamedTuple):
@@ -60,13 +60,17 @@ class Pace(NamedTuple):
 
 @dataclass(slots=True)
 class News:
-    """What happened in the engine since the last news."""
+    """What happened in the engine since the last news.
+
+    ``salts`` are those of prompts, each with the tenant that it keeps apart.
+    """
 
     arrived: list[tuple[Key, str]] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
-    verdicts: list[tuple[str, Verdict]] = field(default_factory=list)
-    operations: list[OperationEnded] = field(default_factory=list)
+    verdicts: list[tuple[Ref, Verdict]] = field(default_factory=list)
+    operations: list[tuple[Ref, OperationOutcome]] = field(default_factory=list)
     outcomes: list[tuple[Key, str, RequestOutcome]] = field(default_factory=list)
+    salts: list[tuple[str, str]] = field(default_factory=list)
     kv_events: list[Any] = field(default_factory=list)
     gauges: Gauges | None = None
     pace: Pace | None = None

@@ -4,10 +4,15 @@ import argparse
 from typing import Final
 
 from hear.cli import Command
-from hear.engines.vllm import install_command, model_command, serve_command
+from hear.engines.vllm import attach_command, install_command, model_command, serve_command
 
 SUBCOMMANDS: Final[dict[str, Command]] = {
     "serve": serve_command.COMMAND,
+    "attach": Command(
+        "join a vLLM server that runs already, as it is",
+        attach_command.configure,
+        attach_command.run,
+    ),
     "install-cpu": install_command.COMMAND,
     "make-model": model_command.COMMAND,
 }

@@ -12,12 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from hear.engines.vllm.hashing import low64
 from hear.engines.vllm.standing import Standing
+from hear.operation import Ref
 
 MAX_TOKENS: Final = 32_000_000
 """Tokens that are remembered, of all contexts together: 128 MB."""
-
-Name = tuple[str, str]
-"""Tenant and context."""
 
 
 class Served(NamedTuple):
@@ -38,10 +36,10 @@ class Contexts:
     """The contexts that were served most recently, within a bound on their tokens."""
 
     def __init__(self) -> None:
-        self._served: OrderedDict[Name, Served] = OrderedDict()
+        self._served: OrderedDict[Ref, Served] = OrderedDict()
         self._num_tokens = 0
 
-    def get(self, name: Name) -> Served | None:
+    def get(self, name: Ref) -> Served | None:
         """What a context was last served with."""
         return self._served.get(name)
 
@@ -61,16 +59,16 @@ class Contexts:
         self._put(name, served)
         return served
 
-    def with_blocks(self, name: Name, blocks: Sequence[int]) -> Served | None:
-        """A context, cut to the given blocks, if they are its first; else any that begins so."""
+    def with_blocks(self, name: Ref, blocks: Sequence[int]) -> Served | None:
+        """A context, cut to the given blocks, if they are its first; else another of its tenant."""
         own = self._served.get(name)
-        for served in (own, *self._served.values()) if own else self._served.values():
-            assert served is not None
+        others = (served for other, served in self._served.items() if other[0] == name[0])
+        for served in (own, *others) if own else others:
             if list(served.blocks[: len(blocks)]) == list(blocks):
                 return served._replace(blocks=served.blocks[: len(blocks)])
         return None
 
-    def _put(self, name: Name, served: Served) -> None:
+    def _put(self, name: Ref, served: Served) -> None:
         if (former := self._served.pop(name, None)) is not None:
             self._num_tokens -= len(former.tokens)
         self._served[name] = served

@@ -1,15 +1,16 @@
-"""What each control does to vLLM, on the engine's thread. One line a kind; the work is elsewhere."""
+"""What each control does to vLLM, on the engine's thread: one line a kind, the work elsewhere."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vllm.v1.request import Request
 
-from hear.engines.leases import Lease, LeaseBook
+from hear.engines.leases import LeaseBook
 from hear.engines.vllm.block_index import BlockIndex
 from hear.engines.vllm.contexts import Contexts
 from hear.engines.vllm.hashing import low64
-from hear.engines.vllm.placement import CPU, GPU, Placement
+from hear.engines.vllm.own_events import CPU, GPU
+from hear.engines.vllm.placement import Placement
 from hear.engines.vllm.queue_controls import Find, QueueControls
 from hear.engines.vllm.retention import Retention
 from hear.engines.vllm.retention_queue import RetentionQueue
@@ -31,8 +32,8 @@ from hear.messages import (
     Route,
     Withdraw,
 )
-from hear.operation import Operation
-from hear.seams import OperationEnded, Verdict
+from hear.operation import Operation, Ref
+from hear.seams import Verdict
 
 
 class Controls:
@@ -47,18 +48,19 @@ class Controls:
         retention_decay_s: float,
         find: Find,
         moved: Callable[[Standing], None],
-        submit: Callable[[Request, str], None],
+        submit: Callable[[Request, Ref], None],
         sync: Callable[[], None],
     ) -> None:
         self._name = name
-        self.ended: list[OperationEnded] = []
-        self._fallbacks: dict[str, str] = {}
+        self.ended: list[tuple[Ref, OperationOutcome]] = []
+        self._fallbacks: dict[Ref, str] = {}
         pool = scheduler.kv_cache_manager.block_pool
         self.num_blocks = {GPU: pool.num_gpu_blocks - 1}
         self._tier = order_of(scheduler)
         if self._tier is not None:
             self.num_blocks[CPU] = self._tier.capacity
-        leases = self._leases = LeaseBook(retention_decay_s)
+        leases: LeaseBook[Ref] = LeaseBook(retention_decay_s)
+        self._leases = leases
         self._pool = pool
         self._free = RetentionQueue.install(pool, leases, self._evicted)
         if self._tier is not None:
@@ -108,16 +110,16 @@ class Controls:
         except RemoteProtocolError as error:
             return Verdict("rejected", "malformed", str(error))
         if verdict.status == "accepted" and verdict.fallback is not None:
-            self._fallbacks[operation.id] = verdict.fallback
+            self._fallbacks[operation.ref] = verdict.fallback
         return verdict
 
     def revert(self, operation: Operation) -> None:
         """End what an operation still effects, without saying so."""
-        self._fallbacks.pop(operation.id, None)
+        self._fallbacks.pop(operation.ref, None)
         if isinstance(operation.control, Retain):
             self.retention.revert(operation)
         elif isinstance(operation.control, Prepare | Place):
-            self.placement.cancel(operation.id)
+            self.placement.cancel(operation.ref)
         else:
             self.queue.revert(operation)
 
@@ -150,7 +152,7 @@ class Controls:
                     if not self._holds(GPU, block):
                         self.retention.lost(block)
 
-    def _evicted(self, lease: Lease, block: int) -> None:
+    def _evicted(self, block: int) -> None:
         """The first tier has given up a leased block."""
         if not self._holds(CPU, block):
             self.retention.lost(block)
@@ -166,11 +168,11 @@ class Controls:
         if self._tier is not None:
             self._tier.rerank(blocks)
 
-    def _end(self, operation: str, status: str, reason: str, detail: str = "") -> None:
+    def _end(self, operation: Ref, status: str, reason: str, detail: str = "") -> None:
         outcome = OperationOutcome(
             status="completed" if status == "completed" else "failed",
             reason=reason,
             detail=detail,
             fallback=self._fallbacks.pop(operation, None),
         )
-        self.ended.append(OperationEnded(operation, outcome))
+        self.ended.append((operation, outcome))

@@ -50,6 +50,16 @@ def tenant_of(extra_args: Mapping[str, Any] | None) -> str:
     return _name((extra_args or {}).get(TENANT)) or DEFAULT_TENANT
 
 
+def salt_of(tenant: str, cache_salt: str | None) -> str | None:
+    """The salt of a request's prefix cache: tenants never share blocks, whatever they ask for.
+
+    The default tenant's is what its client names, as without HEAR.
+    """
+    if tenant == DEFAULT_TENANT:
+        return cache_salt
+    return f"{tenant}\n{cache_salt}" if cache_salt else tenant
+
+
 def _name(value: object) -> str | None:
     """A name that can be told on the bus; None if this is none."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:

@@ -21,6 +21,7 @@ from hear.messages import BlockChange, BlocksCleared, BlocksRemoved, BlocksStore
 
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 _SEQ_BYTES: Final = 8
+_MAX_REASONS: Final = 64
 _MEDIA: Final = {None: "gpu", "GPU": "gpu", "CPU": "cpu", "STORAGE": "disk"}
 """Tiers by vLLM's medium, which its first versions did not name."""
 
@@ -117,7 +118,11 @@ def _name_of(event: msgspec.Raw) -> str:
         decoded = msgspec.msgpack.decode(event)
     except (*_UNREADABLE, ValueError) as error:
         raise RemoteProtocolError(f"a KV event that cannot be read: {error}") from error
-    name = decoded.get("type") if isinstance(decoded, dict) else (decoded or [None])[0]
+    name = None
+    if isinstance(decoded, dict):
+        name = decoded.get("type")
+    elif isinstance(decoded, list) and decoded:
+        name = decoded[0]
     if not isinstance(name, str) or name in ("BlockStored", "BlockRemoved", "AllBlocksCleared"):
         raise RemoteProtocolError(f"a KV event that cannot be read: {name!r:.80}")
     return name
@@ -178,13 +183,13 @@ class EventReader:
         try:
             event = (_maps if _is_map(raw) else _arrays).decode(raw)
         except _UNREADABLE:
-            self.left_out[f"type {_name_of(raw):.40}"] += 1
+            self._leave_out(f"type {_name_of(raw):.40}")
             return None
         if isinstance(event, _Cleared):
             # Each pool of blocks says it of itself, and the first tier's alone says it at all.
             return BlocksCleared(tier="gpu"), None
         if (why := self._useless(event)) is not None:
-            self.left_out[why] += 1
+            self._leave_out(why)
             return None
         tier = "remote" if event.locality == "REMOTE" else _MEDIA[event.medium]
         hashes = [low64(block) for block in event.block_hashes]
@@ -197,6 +202,10 @@ class EventReader:
             prefix_hashes=pack(hashes),
         )
         return stored, self._first(event, hashes) if parent is None else None
+
+    def _leave_out(self, why: str) -> None:
+        known = why in self.left_out or len(self.left_out) < _MAX_REASONS
+        self.left_out[why if known else "other"] += 1
 
     def _useless(self, event: _Stored | _Removed) -> str | None:
         if event.group_idx:

@@ -96,7 +96,7 @@ def of_cluster(engine: Any, *, name: str, joining: Sequence[str]) -> list[str]:
         ConfigError: it has no model, or vLLM is not here, or an option cannot be used.
     """
     if engine.model is None:
-        raise ConfigError(f"engine {name!r}: an engine of kind 'vllm' needs a model")
+        raise ConfigError("an engine of kind 'vllm' needs a model")
     options = list(engine.options or ())
     tier = engine.cpu_tier_gib
     # Planned once here, so that what cannot be used is said before anything starts.

@@ -2,9 +2,9 @@
 
 To the first tier they go by a request of the engine's own, behind all that anybody waits for, which
 loads what the CPU tier holds and computes the rest; nobody is answered. vLLM's offloading connector
-copies what a request has used to the CPU tier, so the same request brings blocks there. Whatever was
-begun is looked at again at its end: completed is said only of what is there. All of it runs on the
-engine's thread.
+copies what a request has used to the CPU tier, so the same request brings blocks there. Whatever
+was begun is looked at again at its end: completed is said only of what is there. All of it runs on
+the engine's thread.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,12 @@ from vllm.v1.request import Request, RequestStatus
 
 from hear.engines.vllm.block_index import BlockIndex
 from hear.engines.vllm.contexts import Contexts, Served
+from hear.engines.vllm.own_events import CPU, GPU
 from hear.engines.vllm.retention import name_of, named_blocks
 from hear.engines.vllm.standing import BACKGROUND, Standing
 from hear.messages import Place, Prepare
-from hear.operation import Operation
+from hear.operation import Operation, Ref
 from hear.seams import Verdict
-
-GPU: Final = "gpu"
-CPU: Final = "cpu"
 
 _FILLER: Final = 0
 """A token that follows the blocks of a prefill: vLLM computes the last token of each prompt."""
@@ -33,7 +31,7 @@ _FILLER: Final = 0
 class _Job:
     """What one operation is about; ``request`` is vLLM's id of the prefill that serves it."""
 
-    operation: str
+    operation: Ref
     tier: str
     served: Served
     demote: bool
@@ -50,8 +48,8 @@ class Placement:
         contexts: Contexts,
         holds: Callable[[str, int], bool],
         num_blocks: dict[str, int],
-        end: Callable[[str, str, str, str], None],
-        submit: Callable[[Request, str], None],
+        end: Callable[[Ref, str, str, str], None],
+        submit: Callable[[Request, Ref], None],
         sync: Callable[[], None],
     ) -> None:
         """Make it.
@@ -69,7 +67,7 @@ class Placement:
         self._end = end
         self._submit = submit
         self._sync = sync
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[Ref, _Job] = {}
         self.hasher: Any = None
 
     def begin(self, operation: Operation) -> Verdict:
@@ -98,15 +96,15 @@ class Placement:
         # A prefill needs a block more, for the token after those that are asked for.
         if len(served.blocks) >= min(self._num_blocks[t] for t in (tier, GPU)):
             return Verdict("rejected", "no_room", f"{len(served.blocks)} blocks")
-        job = _Job(operation.id, tier, served, isinstance(control, Place) and tier != GPU, None)
+        job = _Job(operation.ref, tier, served, isinstance(control, Place) and tier != GPU, None)
         if self._missing(job):
             if (refusal := self._prefill(job)) is not None:
                 return refusal
-            self._jobs[operation.id] = job
+            self._jobs[operation.ref] = job
             return Verdict("accepted", fallback=fallback)
         return self._finish(job)._replace(fallback=fallback)
 
-    def cancel(self, operation: str) -> None:
+    def cancel(self, operation: Ref) -> None:
         """Stop what an operation has begun, without saying so."""
         job = self._jobs.pop(operation, None)
         if job is not None and job.request is not None:
@@ -114,7 +112,7 @@ class Placement:
 
     def prefilled(self, standing: Standing) -> None:
         """A prefill has ended."""
-        job = self._jobs.get(standing.prepare or "")
+        job = self._jobs.get(standing.prepare or ("", ""))
         if job is not None:
             job.request = None
 
@@ -148,7 +146,7 @@ class Placement:
         if len(tokens) >= self._scheduler.max_model_len - 1:
             return Verdict("rejected", "no_room", "there is no room for the token after them")
         request = Request(
-            request_id=f"hear-prepare-{job.operation}",
+            request_id=f"hear-prepare-{job.operation[0]}-{job.operation[1]}",
             prompt_token_ids=[*tokens, _FILLER],
             sampling_params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
             pooling_params=None,

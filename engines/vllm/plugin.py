@@ -14,12 +14,12 @@ from vllm.distributed.kv_events import KVEventBatch
 
 from hear.engines.vllm.bridge import Bridge, Gauges, Moved, News, Pace
 from hear.engines.vllm.controls import Controls
-from hear.engines.vllm.identity import key_of, tenant_of
-from hear.engines.vllm.placement import CPU, GPU
+from hear.engines.vllm.identity import key_of, salt_of, tenant_of
+from hear.engines.vllm.own_events import CPU, GPU
 from hear.engines.vllm.settings import Settings
 from hear.engines.vllm.standing import Standing
-from hear.messages import RequestOutcome
-from hear.operation import Operation
+from hear.messages import DEFAULT_TENANT, RequestOutcome
+from hear.operation import Operation, Ref
 from hear.seams import Verdict
 
 BLOCKS_INTERVAL_S: Final = 0.05
@@ -37,10 +37,10 @@ class Plugin:
     def __init__(self, scheduler: Any, settings: Settings) -> None:
         self.bridge = Bridge()
         self._scheduler = scheduler
-        self._preparing: str | None = None
-        self._expected: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._preparing: Ref | None = None
+        self._expected: OrderedDict[Ref, bool] = OrderedDict()
         self._by_id: dict[str, Standing] = {}
-        self._by_name: dict[tuple[str, str], Standing] = {}
+        self._by_name: dict[Ref, Standing] = {}
         self._prefilling: dict[str, Standing] = {}
         self._moved: dict[str, Standing] = {}
         self._news = News()
@@ -75,6 +75,7 @@ class Plugin:
         if (tenant, key.request) in self._by_name:
             # One of several samples of a prompt, or a name that its client uses twice.
             key = key_of({**args, "hear_request": None} if args else None, request.request_id)
+        self._salt(request, tenant)
         standing = Standing(request, key, tenant, time.monotonic())
         standing.prepare = prepare
         self._by_id[request.request_id] = standing
@@ -88,6 +89,16 @@ class Plugin:
             if self._expected.pop((tenant, key.request or ""), False):
                 self.controls.queue.await_answer(standing)
         self._has_moved(standing)
+
+    def _salt(self, request: Any, tenant: str) -> None:
+        """Keep the blocks of tenants apart."""
+        salt = salt_of(tenant, request.cache_salt)
+        if self._preparing is not None or tenant == DEFAULT_TENANT or salt is None:
+            return
+        request.cache_salt = salt
+        request.block_hashes.clear()
+        request.update_block_hashes()
+        self._news.salts.append((salt, tenant))
 
     def preempted(self, request: Any) -> None:
         """vLLM has put a running request back into its queue."""
@@ -240,7 +251,7 @@ class Plugin:
                 self.controls.revert(operation)
             else:
                 assert operation is not None
-                self._news.verdicts.append((operation.id, self._apply(operation)))
+                self._news.verdicts.append((operation.ref, self._apply(operation)))
                 self._urgent = True
         self._tell(time.monotonic())
 
@@ -284,7 +295,7 @@ class Plugin:
     def _has_moved(self, standing: Standing) -> None:
         self._moved[standing.request.request_id] = standing
 
-    def _submit(self, request: Any, operation: str) -> None:
+    def _submit(self, request: Any, operation: Ref) -> None:
         """Hand vLLM a request of the engine's own."""
         self._preparing = operation
         try:

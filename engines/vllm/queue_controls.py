@@ -1,8 +1,8 @@
 """Controls on the waiting queue of vLLM: order, bounds on waiting, holds. On the engine's thread.
 
 A request that has waited out its bound is *protected*: it goes before all that are not, in waiting
-order, and is the last to be preempted. A held one is in no line; a bound ends a hold too, unless the
-hold was required and the bound only preferred.
+order, and is the last to be preempted. A held one is in no line; a bound ends a hold too, unless
+the hold was required and the bound only preferred.
 """
 
 import time
@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from hear.engines.vllm.standing import Standing
 from hear.engines.vllm.waiting_queue import WaitingQueue
 from hear.messages import Admit, BoundWait, Hold, Prioritise
-from hear.operation import Operation
+from hear.operation import Operation, Ref
 from hear.seams import Verdict
 
 DONE = Verdict("completed")
@@ -33,7 +33,7 @@ class QueueControls:
         queues: Iterable[WaitingQueue],
         find: Find,
         moved: Callable[[Standing], None],
-        end: Callable[[str, str, str], None],
+        end: Callable[[Ref, str, str, str], None],
     ) -> None:
         """``moved`` is told of each request that moved, ``end`` of operations that end."""
         self._queues = tuple(queues)
@@ -64,7 +64,7 @@ class QueueControls:
         standing.bound_s = control.max_wait_s
         standing.bound_required = control.force == "requirement"
         standing.protected = False
-        standing.guard = operation.id
+        standing.guard = operation.ref
         self._arm(standing.since_s + control.max_wait_s, standing)
         self._settle(standing)
         self.tick(time.monotonic())
@@ -130,7 +130,7 @@ class QueueControls:
         """A request has left the queue: its bound on waiting was kept."""
         standing.held_until = None
         if standing.guard is not None:
-            self._end(standing.guard, "completed", "protected" if standing.protected else "")
+            self._end(standing.guard, "completed", "protected" if standing.protected else "", "")
             standing.guard = None
 
     def next_timer(self) -> float | None:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hear.blocks import unpack
 from hear.engines.leases import Lease, LeaseBook
-from hear.engines.vllm.contexts import Contexts, Name
+from hear.engines.vllm.contexts import Contexts
 from hear.engines.vllm.standing import Standing
 from hear.errors import RemoteProtocolError
 from hear.messages import Release, Retain
-from hear.operation import Operation
+from hear.operation import Operation, Ref
 from hear.seams import Verdict
 
 
@@ -24,10 +24,10 @@ class Retention:
         self,
         *,
         contexts: Contexts,
-        leases: LeaseBook,
+        leases: LeaseBook[Ref],
         rerank: Callable[[Iterable[int]], None],
         max_lease_s: float,
-        end: Callable[[str, str, str, str], None],
+        end: Callable[[Ref, str, str, str], None],
     ) -> None:
         """``rerank`` puts blocks where ``leases`` now ranks them; ``end`` tells of ends."""
         self._contexts = contexts
@@ -59,7 +59,7 @@ class Retention:
         if (former := self._leases.get(name)) is not None:  # of a worker that is gone
             self._drop(former, "completed", "renewed")
         lease = Lease(
-            operation.id,
+            operation.ref,
             name,
             control.score,
             now + control.lease_s,
@@ -86,7 +86,7 @@ class Retention:
     def revert(self, operation: Operation) -> None:
         """End a lease without saying so."""
         lease = self._leases.get(name_of(operation))
-        if lease is not None and lease.operation == operation.id:
+        if lease is not None and lease.operation == operation.ref:
             self._rerank(self._leases.drop(lease))
 
     # -- what follows -------------------------------------------------------------------------
@@ -121,12 +121,12 @@ class Retention:
         """When ``tick`` has to be called next."""
         return self._leases.next_expiry()
 
-    def _drop(self, lease: Lease, status: str, reason: str, detail: str = "") -> None:
+    def _drop(self, lease: Lease[Ref], status: str, reason: str, detail: str = "") -> None:
         self._rerank(self._leases.drop(lease))
         self._end(lease.operation, status, reason, detail)
 
 
-def name_of(operation: Operation) -> Name:
+def name_of(operation: Operation) -> Ref:
     """The context that a control is about."""
     return operation.tenant, operation.key.context or ""
 

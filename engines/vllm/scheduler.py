@@ -1,4 +1,4 @@
-"""vLLM's schedulers with HEAR in them: ``--scheduler-cls hear.engines.vllm.scheduler.HearScheduler``.
+"""vLLM's schedulers with HEAR in them, for ``--scheduler-cls`` (``hear vllm serve`` names one).
 
 The mixin only tells ``Plugin`` where something happens and lets it have its turn between steps.
 What it needs of vLLM is few names, which ``versions.py`` holds to the range that was tested.
@@ -40,6 +40,8 @@ _Over: Any = object
 
 class HearMixin(_Over):
     """Over a scheduler of vLLM; everything here runs on the engine's thread."""
+
+    kv_event_publisher: Any
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         events = vllm_config.kv_events_config

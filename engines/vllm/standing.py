@@ -6,6 +6,7 @@ It lives on the engine's thread. Times are ``time.monotonic`` seconds of this pr
 from typing import Any, Final, Literal
 
 from hear.messages import Key
+from hear.operation import Ref
 
 State = Literal["waiting", "running", "ended"]
 
@@ -54,7 +55,7 @@ class Standing:
         self.protected = False
         self.bound_s: float | None = None
         self.bound_required = False
-        self.guard: str | None = None
+        self.guard: Ref | None = None
         self.held_until: float | None = None
         self.hold_required = False
         self.awaits_s: float | None = None
@@ -62,7 +63,7 @@ class Standing:
         self.started_s: float | None = None
         self.first_token_s: float | None = None
         self.reused: dict[str, int] = {}
-        self.prepare: str | None = None
+        self.prepare: Ref | None = None
 
     @property
     def in_line(self) -> bool:

@@ -45,6 +45,12 @@ class LeasedFirst(CachePolicy):
         """The rank of a block by HEAR's hash of it, the low 64 bits of vLLM's."""
         self.clear()
 
+    @property
+    def capacity(self) -> int:
+        """How many blocks fit; with chunks of several blocks, how many chunks."""
+        capacity: int = self.cache_capacity
+        return capacity
+
     def rerank(self, blocks: Iterable[int]) -> None:
         """Put blocks, by HEAR's hashes, where their leases now say. Blocks not held are skipped."""
         for block in blocks:

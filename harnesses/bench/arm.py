@@ -42,6 +42,14 @@ class ArmResult:
     run: RunResult
     answers: dict[str, InferenceResult]
 
+    @property
+    def unserved(self) -> str:
+        """How many requests were not served, and why the first was not; nothing if all were."""
+        failed = [turn for turn in self.run.turns if turn.status != "completed"]
+        if not failed:
+            return ""
+        return f"{len(failed)} requests were not served, the first by {failed[0].reason}"
+
 
 async def serve(
     place: Place,
@@ -76,12 +84,13 @@ async def serve(
             begun_s = trio.current_time()
             await run.play(cluster)
             run_s = trio.current_time() - begun_s
-        await _until(lambda: run.audit.num_open == 0 and heard.all_of(run.turns))
+        alone = policy == STOCK  # nobody tells of requests then
+        await _until(lambda: run.audit.num_open == 0 and (alone or heard.all_of(run.turns)))
         nursery.cancel_scope.cancel()
     result = run.result(
         engine=place.label, engines=1, load=100.0, policy=policy, seed=script.seed, run_s=run_s
     )
-    return ArmResult(_completed(result, run, heard.outcomes), client.answers)
+    return ArmResult(result if alone else _completed(result, heard), client.answers)
 
 
 @asynccontextmanager
@@ -156,9 +165,9 @@ class _Outcomes:
         self.outcomes: dict[str, RequestOutcome] = {}
 
     def all_of(self, turns: Sequence[TurnRecord]) -> bool:
-        """Whether those that were served have been told of; none are by an engine without a bus."""
+        """Whether those that were served have been told of."""
         served = (turn.request for turn in turns if turn.status == "completed")
-        return not self.outcomes or all(request in self.outcomes for request in served)
+        return all(request in self.outcomes for request in served)
 
     def hear(self, envelopes: Sequence[Envelope], time_s: float) -> None:
         """Take in what is heard on the bus."""
@@ -173,12 +182,12 @@ class _Outcomes:
                 self.outcomes[envelope.key.request] = message
 
 
-def _completed(result: RunResult, run: Replay, told: dict[str, RequestOutcome]) -> RunResult:
-    """A result with what the engine told of each request, and with what went wrong."""
+def _completed(result: RunResult, heard: _Outcomes) -> RunResult:
+    """A result with what the engine told of each request, and with what it did not."""
     turns = []
     differing = 0
     for turn in result.turns:
-        outcome = told.get(turn.request)
+        outcome = heard.outcomes.get(turn.request)
         if outcome is not None and outcome.status == turn.status == "completed":
             seen, said = (sum(t.values()) for t in (turn.reused_tokens, outcome.reused_tokens))
             differing += bool(turn.reused_tokens) and seen != said
@@ -189,16 +198,9 @@ def _completed(result: RunResult, run: Replay, told: dict[str, RequestOutcome]) 
                 preemptions=outcome.preemptions,
             )
         turns.append(turn)
-    problems = [*result.problems, *_unserved(turns)]
-    if told and (unheard := sum(turn.request not in told for turn in turns)):
+    problems = list(result.problems)
+    if unheard := sum(turn.request not in heard.outcomes for turn in turns):
         problems.append(f"{unheard} requests had no outcome on the bus")
     if differing:
         problems.append(f"{differing} requests reused other tokens than their outcomes tell")
     return msgspec.structs.replace(result, turns=tuple(turns), problems=tuple(problems))
-
-
-def _unserved(turns: Sequence[TurnRecord]) -> list[str]:
-    failed = [turn for turn in turns if turn.status != "completed"]
-    if not failed:
-        return []
-    return [f"{len(failed)} requests were not served, the first by {failed[0].reason}"]

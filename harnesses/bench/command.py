@@ -42,7 +42,9 @@ MODEL_SHAPE: Final = ("--layers", "6", "--hidden", "256")
 SCALE: Final = {"--max-num-seqs": 2, "--block-size": BLOCK_SIZE, "--num-gpu-blocks-override": 420}
 """A batch and a KV pool as small beside the workload as those of the paper are beside theirs."""
 
-GENERATED: Final = ("--load-format", "dummy", "--enforce-eager", "--dtype", "bfloat16")
+GENERATED: Final = ("--enforce-eager", "--dtype", "float32")
+"""In bfloat16 how a prompt is cut into steps can decide between two nearly equal tokens."""
+
 TOLD: Final = ("--enable-prompt-tokens-details", "--enable-per-request-metrics")
 """So that a client learns what was reused and how long it waited, also without a bus."""
 
@@ -112,6 +114,11 @@ class _Bench:
         runs = [arm.run for results in self.results for arm in results]
         return sorted(runs, key=lambda run: place[run.row.policy])
 
+    @property
+    def pairs(self) -> list[Paired]:
+        """Medians and ratios over the rounds so far."""
+        return pair([[arm.run.row for arm in results] for results in self.results], self.arms)
+
 
 def run_bench(namespace: argparse.Namespace) -> int:
     """Carry out the command; 1 if something was broken or could not be served."""
@@ -124,11 +131,14 @@ def run_bench(namespace: argparse.Namespace) -> int:
         scripts.save(bench.rounds, namespace.save_workload)
     with tempfile.TemporaryDirectory(prefix="hear-bench-") as temporary:
         logs = namespace.logs or Path(temporary)
-        code = run(partial(_serve_all, bench, _opener(namespace, bench, logs)))
-    pairs = pair([[arm.run.row for arm in results] for results in bench.results], bench.arms)
+        save = partial(_write_json, namespace.json, bench)
+        code = run(partial(_serve_all, bench, _opener(namespace, bench, logs), save))
     if bench.runs:
-        _write(namespace, bench, pairs)
-        _print(bench, pairs)
+        save()
+        if namespace.report is not None:
+            write = partial(write_report, bench.runs, command=_command_line())
+            _try_to_write(bench, write, namespace.report)
+        _print(bench)
     for error in bench.errors:
         print(f"hear: {' '.join(error.split())}", file=sys.stderr)
     broken = any(r.problems or r.row.policy_failures or r.row.guard_violations for r in bench.runs)
@@ -139,7 +149,8 @@ _Opener = Callable[[str, int], Any]
 """Opens the place of an arm in a round."""
 
 
-async def _serve_all(bench: _Bench, opener: _Opener) -> int:
+async def _serve_all(bench: _Bench, opener: _Opener, save: Callable[[], None]) -> int:
+    """Serve all arms of all rounds; what has come of it is saved after each, lest it be lost."""
     for number, script in enumerate(bench.rounds):
         bench.results.append([])
         for arm in order(bench.arms, number):
@@ -148,13 +159,19 @@ async def _serve_all(bench: _Bench, opener: _Opener) -> int:
             try:
                 async with opener(arm, number) as place:
                     up_s = trio.current_time() - begun_s
-                    served = await serve(place, script, arm)
+                    served = await serve(place, script, arm, _progress(name, script))
             except EngineError as error:
                 bench.errors.append(f"{name}: {error}")
                 print(f"hear: {name}: {error}", file=sys.stderr)
                 continue
+            if unserved := served.unserved:
+                # It had less to do than the others, so it stands beside none of them.
+                bench.errors.append(f"{name}: {unserved}; this arm is left out")
+                print(f"hear: {name}: {unserved}", file=sys.stderr)
+                continue
             served = _compared(bench, number, served)
             bench.results[number].append(served)
+            save()
             row = served.run.row
             print(
                 f"{name}: up in {up_s:.0f} s, {row.turns} turns in {row.batch_s:.1f} s, "
@@ -162,6 +179,18 @@ async def _serve_all(bench: _Bench, opener: _Opener) -> int:
                 file=sys.stderr,
             )
     return 0
+
+
+def _progress(name: str, script: Script) -> Callable[[int], None]:
+    """Tells how far an arm is, where somebody may be looking."""
+    if not sys.stderr.isatty():
+        return lambda done: None
+
+    def tell(done: int) -> None:
+        end = "" if done < script.num_turns else "\r\x1b[K"
+        print(f"\r{name}: {done} of {script.num_turns} turns", end=end, file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _compared(bench: _Bench, number: int, served: ArmResult) -> ArmResult:
@@ -197,36 +226,44 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
 
 
-def _write(namespace: argparse.Namespace, bench: _Bench, pairs: list[Paired]) -> None:
-    command = shlex.join(["hear", *sys.argv[1:]])
+def _command_line() -> str:
+    return shlex.join(["hear", *sys.argv[1:]])
+
+
+def _write_json(path: Path | None, bench: _Bench) -> None:
+    if path is None:
+        return
     written = Written(
-        command=command,
+        command=_command_line(),
         rows=[run.row for run in bench.runs],
-        paired=pairs,
+        paired=bench.pairs,
         answers_compared=bench.compared,
         problems=[
             *bench.errors,
             *(f"{run.row.policy}: {problem}" for run in bench.runs for problem in run.problems),
         ],
     )
+    data = msgspec.json.format(msgspec.json.encode(written)) + b"\n"
+    _try_to_write(bench, lambda path: write_whole(path, data), path)
+
+
+def _try_to_write(bench: _Bench, write: Callable[[Path], None], path: Path) -> None:
     try:
-        if namespace.json is not None:
-            data = msgspec.json.format(msgspec.json.encode(written)) + b"\n"
-            write_whole(namespace.json, data)
-        if namespace.report is not None:
-            write_report(bench.runs, namespace.report, command=command)
+        write(path)
     except OSError as error:
-        bench.errors.append(f"{error.filename}: cannot be written: {error.strerror}")
+        problem = f"{path}: cannot be written: {error.strerror}"
+        if problem not in bench.errors:
+            bench.errors.append(problem)
 
 
-def _print(bench: _Bench, pairs: list[Paired]) -> None:
+def _print(bench: _Bench) -> None:
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
     try:
         print_results(bench.runs, console)
         console.print(f"answers compared with those of another arm: {bench.compared:,}")
         if len(bench.rounds) > 1:
             console.print()
-            print_pairs(pairs, console)
+            print_pairs(bench.pairs, console)
         sys.stdout.flush()
     except OSError as error:
         bench.errors.append(f"the table cannot be printed: {error.strerror}")

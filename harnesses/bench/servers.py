@@ -25,6 +25,9 @@ START_S: Final = 300.0
 STOP_S: Final = 10.0
 """How long it may take to end when it is asked to, before it is killed."""
 
+CANCELLED_S: Final = 1.25
+"""The same where the caller is cancelled: ``hear vllm serve`` takes a second to end vLLM."""
+
 LOOK_EVERY_S: Final = 0.2
 
 _T = TypeVar("_T")
@@ -180,7 +183,7 @@ async def _end(process: trio.Process) -> None:
     with trio.CancelScope(shield=True):
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
-        with trio.move_on_after(0.5 if cancelled else STOP_S):
+        with trio.move_on_after(CANCELLED_S if cancelled else STOP_S):
             await process.wait()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

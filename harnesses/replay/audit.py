@@ -2,6 +2,8 @@
 
 Each operation has exactly one terminal outcome; and no request that has waited longer than its
 bound is passed by a later one that has not. It also keeps the samples that the figures show.
+
+It follows one tenant: others of the same engines have operations and queues of their own.
 """
 
 from collections import Counter
@@ -15,6 +17,7 @@ from hear.codec import open_body
 from hear.errors import BusError, RemoteProtocolError
 from hear.harnesses.replay.results import Sample
 from hear.messages import (
+    DEFAULT_TENANT,
     BoundWait,
     Envelope,
     OperationOutcome,
@@ -26,6 +29,7 @@ from hear.messages import (
 )
 from hear.operation import TERMINAL
 from hear.seams import Bus
+from hear.subjects import token
 
 _CAPACITY = 1_000_000
 
@@ -78,9 +82,16 @@ class Audit:
     overdue in between was not passed.
     """
 
-    def __init__(self, tap: Tap = lambda envelopes, time_s: None, slack_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        tap: Tap = lambda envelopes, time_s: None,
+        slack_s: float = 0.0,
+        *,
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
         self._tap = tap
         self._slack_s = slack_s
+        self._tenant = tenant
         self.messages: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.samples: list[Sample] = []
@@ -93,8 +104,8 @@ class Audit:
         self, bus: Bus, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Follow a bus until cancelled or until it closes."""
-        patterns = ["intent.>", "control.>", "state.>", "outcome.>"]
-        async with bus.subscribe(patterns, name="audit", capacity=_CAPACITY) as messages:
+        pattern = f"*.{token(self._tenant)}.>"
+        async with bus.subscribe([pattern], name="audit", capacity=_CAPACITY) as messages:
             task_status.started()
             try:
                 while True:
@@ -106,7 +117,9 @@ class Audit:
                 return
 
     def hear(self, envelope: Envelope) -> None:
-        """Take one message into account."""
+        """Take one message into account, if it is of the tenant."""
+        if envelope.tenant != self._tenant:
+            return
         self.messages[envelope.category] += 1
         operation = envelope.key.operation
         if envelope.category == "control" and operation is not None:

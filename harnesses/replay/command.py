@@ -111,6 +111,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 default="closed",
                 help="whether a turn waits for the one before it (closed)",
             )
+        if name.endswith(SUFFIX):
+            sub.add_argument("--tenant", help="whose requests, if it holds those of several")
         if name in ("mooncake", "agentic"):
             sub.add_argument("--trace", metavar="FILE", help="another trace of the same format")
         if name == "mooncake":
@@ -237,7 +239,8 @@ def _plan(namespace: argparse.Namespace) -> Plan:
         engine = _consider(Path(recording), namespace)
     plugins.load("engines", "simulated")(engine, block_size=512, name="engine0")
     options = {
-        name: getattr(namespace, name, None) for name in ("trace", "max_tokens", "sessions", "rate")
+        name: getattr(namespace, name, None)
+        for name in ("trace", "max_tokens", "sessions", "rate", "tenant")
     }
     if recording is not None:
         options["trace"] = recording
@@ -262,7 +265,9 @@ def _plan(namespace: argparse.Namespace) -> Plan:
 
 def _consider(path: Path, namespace: argparse.Namespace) -> str:
     """Say what a recording holds; returns the profile to serve it on."""
-    loaded = recorded.load(path, loop=namespace.loop, max_tokens=namespace.max_tokens)
+    loaded = recorded.load(
+        path, loop=namespace.loop, max_tokens=namespace.max_tokens, tenant=namespace.tenant
+    )
     remarks = [loaded.as_served, *loaded.remarks]
     engine: str = namespace.engine
     if not engine and loaded.engines:

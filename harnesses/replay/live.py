@@ -21,8 +21,9 @@ from hear.harnesses.replay.metrics import make_row
 from hear.harnesses.replay.results import Row
 from hear.harnesses.replay.runner import Loop, Replay
 from hear.harnesses.replay.workload import Workload
-from hear.messages import CapabilitiesReported
+from hear.messages import DEFAULT_TENANT, CapabilitiesReported
 from hear.seams import Bus, InferenceClient, InferenceRequest, InferenceResult
+from hear.subjects import token
 
 _log = structlog.get_logger("hear.play")
 
@@ -37,20 +38,24 @@ async def play(
     load: float,
     seed: int,
     loop: Loop,
+    tenant: str = DEFAULT_TENANT,
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Row, list[str]]:
     """Serve a workload on the engines of a running cluster; returns its row, and what was broken.
 
     Args:
         workload: what to play; ``load`` and ``seed`` are only recorded.
+        tenant: whose requests they are.
 
     Raises:
         ConfigError: no engine can be reached, or one has blocks of another size.
     """
-    engines = await find_engines(bus)
-    check_engines(engines, workload)
-    run = Replay(workload, loop, progress, lambda envelopes, time_s: None, new_epoch())
-    async with trio.open_nursery() as nursery, reached(bus, engines) as cluster:
+    engines = await find_engines(bus, tenant)
+    check_engines(engines, workload, tenant)
+    run = Replay(
+        workload, loop, progress, lambda envelopes, time_s: None, new_epoch(), tenant=tenant
+    )
+    async with trio.open_nursery() as nursery, reached(bus, engines, tenant) as cluster:
         await nursery.start(run.audit.run, bus)
         await run.play(cluster)
         nursery.cancel_scope.cancel()
@@ -74,10 +79,13 @@ async def play(
     return row, problems
 
 
-async def find_engines(bus: Bus, within_s: float = LOOK_S) -> dict[str, CapabilitiesReported]:
-    """The engines that tell of themselves within a time and take requests, by name."""
+async def find_engines(
+    bus: Bus, tenant: str = DEFAULT_TENANT, within_s: float = LOOK_S
+) -> dict[str, CapabilitiesReported]:
+    """The engines that tell a tenant of themselves within a time and take requests, by name."""
     found: dict[str, CapabilitiesReported] = {}
-    async with bus.subscribe(["state.*.*.capabilities.>"], name="play") as subscription:
+    pattern = f"state.{token(tenant)}.*.capabilities.>"
+    async with bus.subscribe([pattern], name="play") as subscription:
         with trio.move_on_after(within_s):
             while True:
                 for envelope in await subscription.receive():
@@ -88,14 +96,20 @@ async def find_engines(bus: Bus, within_s: float = LOOK_S) -> dict[str, Capabili
     return dict(sorted(found.items()))
 
 
-def check_engines(engines: Mapping[str, CapabilitiesReported], workload: Workload) -> None:
+def check_engines(
+    engines: Mapping[str, CapabilitiesReported], workload: Workload, tenant: str = DEFAULT_TENANT
+) -> None:
     """See that a workload can be served.
 
     Raises:
         ConfigError: no engine takes requests, or one has blocks of another size.
     """
     if not engines:
-        raise ConfigError("no engine on this bus tells where it takes requests (see: hear status)")
+        raise ConfigError(
+            f"no engine on this bus tells tenant {tenant!r} where it takes requests (see: hear "
+            "status; an engine tells those that hear run engine --tenant names, and those that it "
+            "has served)"
+        )
     for name, capabilities in engines.items():
         if capabilities.block_size != workload.block_size:
             raise ConfigError(
@@ -105,7 +119,9 @@ def check_engines(engines: Mapping[str, CapabilitiesReported], workload: Workloa
 
 
 @asynccontextmanager
-async def reached(bus: Bus, engines: Mapping[str, CapabilitiesReported]) -> AsyncIterator[Cluster]:
+async def reached(
+    bus: Bus, engines: Mapping[str, CapabilitiesReported], tenant: str = DEFAULT_TENANT
+) -> AsyncIterator[Cluster]:
     """The engines, as the harness of a replay wants them."""
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(trio.open_nursery())
@@ -114,7 +130,7 @@ async def reached(bus: Bus, engines: Mapping[str, CapabilitiesReported]) -> Asyn
             clients[name] = _Reached(name, capabilities.endpoint, nursery)
         pool: Dispatcher | None = None
         if len(clients) > 1:
-            pool = Dispatcher(bus, clients, name=POOL, epoch=new_epoch())
+            pool = Dispatcher(bus, clients, name=POOL, tenant=tenant, epoch=new_epoch())
             await nursery.start(pool.run)
         first = min(clients)
         yield Cluster(

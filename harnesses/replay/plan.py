@@ -36,6 +36,7 @@ class Source(Struct, frozen=True, kw_only=True):
     sessions: int | None = None
     rate: float | None = None
     loop: Loop = "closed"
+    tenant: str | None = None
 
     def sampled(self, load: float, seed: int) -> Workload:
         """Make the workload at a load, in percent of its sessions.
@@ -65,7 +66,7 @@ class Source(Struct, frozen=True, kw_only=True):
         path = Path(self.trace) if self.trace is not None else None
         limit: dict[str, Any] = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
         if self.name == "recorded" and path is not None:
-            return recorded.load(path, loop=self.loop, **limit).workload
+            return recorded.load(path, loop=self.loop, tenant=self.tenant, **limit).workload
         if self.name == "mooncake":
             return mooncake.load(path, window=self.window, layer=layer, **limit)
         rate: dict[str, Any] = {} if self.rate is None else {"rate": self.rate}

@@ -20,7 +20,13 @@ from hear.errors import ConfigError, RemoteProtocolError
 from hear.harnesses.replay.metrics import percentile
 from hear.harnesses.replay.requests_heard import HeardRequest, RequestsHeard
 from hear.harnesses.replay.workload import Session, Turn, Workload
-from hear.messages import BlocksStored, CapabilitiesReported, CostsReported, ResidencyChanged
+from hear.messages import (
+    DEFAULT_TENANT,
+    BlocksStored,
+    CapabilitiesReported,
+    CostsReported,
+    ResidencyChanged,
+)
 from hear.recording import Heard, opened
 
 SUFFIX: Final = ".hear"
@@ -43,19 +49,30 @@ class Recorded(Struct, frozen=True, kw_only=True):
 
 
 def load(
-    path: Path, *, loop: Literal["closed", "open"] = "closed", max_tokens: int | None = None
+    path: Path,
+    *,
+    loop: Literal["closed", "open"] = "closed",
+    max_tokens: int | None = None,
+    tenant: str | None = None,
 ) -> Recorded:
-    """Make a workload of a recording. Requests of more than ``max_tokens`` are left out.
+    """Make a workload of the requests of one tenant in a recording.
+
+    Requests of more than ``max_tokens`` are left out. A tenant need be named only where there are
+    several.
 
     Raises:
-        ConfigError: this is no recording, or it holds no request that can be served again.
+        ConfigError: this is no recording, it holds no request that can be served again, or requests
+            of several tenants.
     """
-    heard = RequestsHeard()
+    of_tenants: dict[str, RequestsHeard] = {}
     with opened(path) as recording:
         for record in recording:
             if isinstance(record, Heard):
-                heard.hear(record.envelope)
+                whose = of_tenants.setdefault(record.envelope.tenant, RequestsHeard())
+                whose.hear(record.envelope)
         tail = recording.tail()
+    tenant = _tenant(path, {name for name, h in of_tenants.items() if h.requests}, tenant)
+    heard = of_tenants.get(tenant, RequestsHeard())
     block_size = _block_size(heard.requests.values())
     usable, remarks = _choose(heard.requests.values(), block_size, max_tokens)
     if not usable:
@@ -75,15 +92,30 @@ def load(
         )
     if len(heard.engines) > 1:
         remarks.append(f"it is of {len(heard.engines)} engines")
+    others = sum(len(h.requests) for name, h in of_tenants.items() if name != tenant)
+    if others:
+        remarks.append(f"it is without {others} requests of other tenants")
     if tail:
         remarks.append(tail)
     return Recorded(
-        workload=_workload(path, contexts, block_size, loop),
+        workload=_workload(path, tenant, contexts, block_size, loop),
         engines=heard.engines,
         costs=heard.costs,
         remarks=tuple(remarks),
         as_served=_as_served(usable),
     )
+
+
+def _tenant(path: Path, tenants: set[str], chosen: str | None) -> str:
+    """Whose requests are to be served again: their names and hashes mean nothing to others."""
+    if chosen is not None:
+        return chosen
+    if len(tenants) > 1:
+        raise ConfigError(
+            f"{path}: holds requests of {len(tenants)} tenants: {', '.join(sorted(tenants))}; "
+            "choose one with --tenant"
+        )
+    return next(iter(tenants), DEFAULT_TENANT)
 
 
 # -- which requests ------------------------------------------------------------------------------
@@ -171,11 +203,12 @@ def _as_served(requests: Sequence[HeardRequest]) -> str:
 
 def _workload(
     path: Path,
+    tenant: str,
     contexts: dict[str, list[HeardRequest]],
     block_size: int,
     loop: Literal["closed", "open"],
 ) -> Workload:
-    written = _written(path, contexts.values())
+    written = _written(path, tenant, contexts.values())
     begun_s = min(turns[0].sent_s for turns in contexts.values())
     sessions = []
     for context, requests in contexts.items():
@@ -225,7 +258,9 @@ def _stored_by(
     return tuple(blocks)
 
 
-def _written(path: Path, contexts: Iterable[Sequence[HeardRequest]]) -> dict[int, float]:
+def _written(
+    path: Path, tenant: str, contexts: Iterable[Sequence[HeardRequest]]
+) -> dict[int, float]:
     """When an engine first stored each of the blocks that an output may have filled."""
     wanted = {
         block
@@ -239,6 +274,8 @@ def _written(path: Path, contexts: Iterable[Sequence[HeardRequest]]) -> dict[int
     with opened(path) as recording:
         for record in recording:
             if not isinstance(record, Heard) or record.envelope.kind != "residency_changed":
+                continue
+            if record.envelope.tenant != tenant:
                 continue
             try:
                 message = open_body(record.envelope)

@@ -1,4 +1,4 @@
-"""The requests of a recording: what each was, when it came, and how it ended.
+"""The requests of one tenant in a recording: what each was, when it came, and how it ended.
 
 Knows which messages tell of it, and nothing of what is made of it.
 """

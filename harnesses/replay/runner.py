@@ -21,6 +21,7 @@ from hear.harnesses.replay.results import ProtocolCost, RunResult, TurnRecord
 from hear.harnesses.replay.workload import Session, Turn, Workload
 from hear.harnesses.session import HarnessSession
 from hear.messages import (
+    DEFAULT_TENANT,
     ContextClosed,
     ContextOpened,
     ContextPaused,
@@ -105,13 +106,15 @@ class Replay:
         tap: Tap,
         epoch: int = 1,
         slack_s: float = 0.0,
+        tenant: str = DEFAULT_TENANT,
     ) -> None:
         """``epoch`` is that of its harness; ``slack_s`` is for the audit of a real engine."""
         self._workload = workload
         self._epoch = epoch
         self._loop = loop
         self._progress = progress
-        self.audit = Audit(tap, slack_s)
+        self._tenant = tenant
+        self.audit = Audit(tap, slack_s, tenant=tenant)
         self.turns: list[TurnRecord] = []
         self.runners: tuple[Any, ...] = ()
         self._children: dict[str, list[Session]] = {}
@@ -190,7 +193,11 @@ class Replay:
 
     async def _session(self, session: Session, cluster: Cluster, nursery: trio.Nursery) -> None:
         harness = HarnessSession(
-            cluster.bus, workflow=session.id, source=f"replay/{session.id}", epoch=self._epoch
+            cluster.bus,
+            workflow=session.id,
+            source=f"replay/{session.id}",
+            tenant=self._tenant,
+            epoch=self._epoch,
         )
         if session.parent is None:
             first = session.turns[0].at_s
@@ -288,6 +295,7 @@ class Replay:
             context=session.id,
             context_version=number,
             prompt=turn.prompt_token_ids,
+            tenant=self._tenant,
         )
         try:
             result = await cluster.generate(inference, on_routed=describe)

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from hear import cli
+from hear.buses.trace_events import TraceEvents
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.harnesses.replay import mooncake
 from hear.harnesses.replay.results import TurnRecord
 from hear.harnesses.replay.runner import replay
-from hear.messages import Envelope, Key, RequestOutcome
-from hear.recording import Header, Heard, Recorder, Recording
+from hear.messages import Envelope, Key, OperationOutcome, Prioritise, RequestOutcome
+from hear.recording import Header, Heard, Record, Recorder, Recording
 
 PHASES = set("MbeXCstfi")
 
@@ -186,3 +187,23 @@ def test_a_full_disk_is_one_line(
 ) -> None:
     assert cli.main(["export", str(recorded[0]), "--to", "/dev/full"]) == 2
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_requests_of_two_tenants_with_one_id_are_two_tracks() -> None:
+    end = RequestOutcome(status="completed", queue_s=1.0, decode_s=1.0)
+    control = Prioritise(priority=1)
+    records: list[Record] = []
+    for tenant in ("default", "acme"):
+        engine, policy = Sequencer("e", tenant=tenant), Sequencer("p", tenant=tenant)
+        key = Key(request="r", engine="e", operation="o")
+        records.append(Heard(1.0, policy.wrap(control, key, 1.0)))
+        records.append(Heard(2.0, engine.wrap(end, Key(request="r", engine="e"), 2.0)))
+        records.append(Heard(3.0, engine.wrap(OperationOutcome(status="completed"), key, 3.0)))
+    events = list(TraceEvents(0.0).events(records))
+    requests = {(e["pid"], e["id"]) for e in events if e["ph"] == "b"}
+    assert {id for _, id in requests} == {"r", "r (acme)"}
+    assert len({pid for pid, _ in requests}) == 2
+    flows = [(e["ph"], e["id"]) for e in events if e["ph"] in "sf"]
+    assert flows == [("s", "o"), ("f", "o"), ("s", "o (acme)"), ("f", "o (acme)")]
+    named = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert named == {"policies", "e", "e (acme)"}

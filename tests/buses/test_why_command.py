@@ -170,7 +170,14 @@ def test_bad_input_is_one_line(
 
 
 def options(**changed: object) -> argparse.Namespace:
-    defaults = {"request": "second", "follow": False, "seconds": 60.0, "json": False, "all": False}
+    defaults = {
+        "request": "second",
+        "follow": False,
+        "seconds": 60.0,
+        "json": False,
+        "all": False,
+        "tenant": None,
+    }
     return argparse.Namespace(**defaults | changed)
 
 

@@ -468,3 +468,23 @@ def test_a_route_is_told_with_who_chose_and_who_carried_it_out() -> None:
         ("p", "asked for preference route (targets e, f): 9 blocks there"),
         ("pool", "completed p's route"),
     ]
+
+
+def test_requests_of_two_tenants_with_one_id_are_two_stories() -> None:
+    stage = Stage()
+    acme = Sequencer("e", tenant="acme")
+    for engine, start_s in ((stage.engine, 1.0), (acme, 5.0)):
+        accepted = RequestOutcome(status="accepted")
+        stage.say(engine, accepted, 0.0, request="me", engine="e")
+        stage.say(engine, QueueChanged(waiting=(waiting("me", 0.0),)), 0.1, engine="e")
+        other = f"before {start_s:g}"
+        stage.say(engine, QueueChanged(started=(other,)), 0.5, engine="e")
+        stage.say(engine, QueueChanged(started=("me",)), start_s, engine="e")
+    with pytest.raises(ConfigError, match=r"2 tenants have one of that id: acme, default; choose"):
+        stage.story()
+    for tenant, start_s in (("default", 1.0), ("acme", 5.0)):
+        story = find_story(lambda naming: stage.records, "me", tenant=tenant)
+        assert (story.tenant, story.started_s) == (tenant, start_s)
+        assert [passed.request for passed in story.passed] == [f"before {start_s:g}"]
+    with pytest.raises(ConfigError, match="of tenant 'umbra'"):
+        find_story(lambda naming: stage.records, "me", tenant="umbra")

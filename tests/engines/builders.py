@@ -10,6 +10,8 @@ from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.profile import EngineProfile, Gpu, Model, Scheduler, Tiers
 from hear.engines.simulated.request import SimRequest
 from hear.engines.testing import EngineFactory, EngineUnderTest
+from hear.messages import DEFAULT_TENANT
+from hear.operation import Ref
 from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.integrity import check_engine
 
@@ -63,6 +65,11 @@ def profile(
     )
 
 
+def own(name: str) -> Ref:
+    """A name of the default tenant."""
+    return DEFAULT_TENANT, name
+
+
 def hashes_of(context: str, num_blocks: int) -> list[int]:
     """The first blocks of a context's history."""
     return chain_all(f"{context}/{index}".encode() for index in range(num_blocks))
@@ -75,6 +82,7 @@ def request(
     num_blocks: int = 1,
     output_tokens: int = 1,
     extra_tokens: int = 1,
+    tenant: str = DEFAULT_TENANT,
 ) -> InferenceRequest:
     """A prompt of whole blocks of a context's history and a few tokens more."""
     return InferenceRequest(
@@ -83,6 +91,7 @@ def request(
         output_tokens=output_tokens,
         prompt_hashes=hashes_of(context or id, num_blocks),
         context=context,
+        tenant=tenant,
     )
 
 

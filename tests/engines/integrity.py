@@ -50,7 +50,11 @@ def check_scheduler(scheduler: Scheduler) -> None:
         assert request.state == "running"
         assert request.computed <= request.num_tokens
         assert len(request.blocks) >= scheduler.num_blocks(request.computed)
-    assert scheduler.waiting.num_tokens == sum(r.prompt_tokens for r in scheduler.waiting)
+    of_tenants: dict[str, list[int]] = {}
+    for request in scheduler.waiting:
+        of_tenants.setdefault(request.tenant, []).append(request.prompt_tokens)
+    totals = {tenant: (len(tokens), sum(tokens)) for tenant, tokens in of_tenants.items()}
+    assert scheduler.waiting._totals == totals
 
 
 def check_engine(engine: SimulatedEngine) -> None:

@@ -14,6 +14,7 @@ from hear.arbitration import Arbiter
 from hear.arbitration import Verdict as Claim
 from hear.codec import KINDS, encode_body, open_body
 from hear.control_reader import ControlReader
+from hear.engines.desk import Desk
 from hear.engines.leases import LeaseBook
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.controls import Controls
@@ -22,11 +23,13 @@ from hear.engines.simulated.placement import Placement
 from hear.engines.simulated.reporting import outcome_of
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler
+from hear.engines.simulated.tenants import Tenants
 from hear.engines.simulated.waiting import WaitingQueue
 from hear.engines.worker import EngineWorker
 from hear.errors import RemoteProtocolError
 from hear.intake import Intake, Step
 from hear.messages import (
+    DEFAULT_TENANT,
     BlockChange,
     BlocksStored,
     Cancel,
@@ -37,6 +40,7 @@ from hear.messages import (
     Key,
     Message,
     OperationOutcome,
+    QueueSnapshot,
     RequestOutcome,
     ResidencySnapshot,
     Retain,
@@ -144,7 +148,7 @@ def place_leaves_the_blocks_where_they_were(patch: pytest.MonkeyPatch) -> None:
 @breaks("HEAR-EFFECT-9")
 def the_mode_is_another(patch: pytest.MonkeyPatch) -> None:
     def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
-        self._requests[operation.key.request or ""].mode = "another"
+        self._requests[operation.tenant, operation.key.request or ""].mode = "another"
         return DONE
 
     patch.setattr(Controls, "_configure", sabotaged)
@@ -272,26 +276,26 @@ def what_is_claimed_is_unsupported(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LIFE-1", "HEAR-ONCE-3")
 def an_end_is_followed_by_another(patch: pytest.MonkeyPatch) -> None:
-    publish = EngineWorker._publish
+    publish = Desk._publish
 
-    def sabotaged(self: EngineWorker, message: Message, key: Key) -> None:
+    def sabotaged(self: Desk, message: Message, key: Key) -> None:
         publish(self, message, key)
         if isinstance(message, OperationOutcome) and message.status == "completed":
             publish(self, msgspec.structs.replace(message, status="failed"), key)
 
-    patch.setattr(EngineWorker, "_publish", sabotaged)
+    patch.setattr(Desk, "_publish", sabotaged)
 
 
 @breaks("HEAR-REQUEST-1")
 def the_end_of_a_request_is_told_twice(patch: pytest.MonkeyPatch) -> None:
-    publish = EngineWorker._publish
+    publish = Desk._publish
 
-    def sabotaged(self: EngineWorker, message: Message, key: Key) -> None:
+    def sabotaged(self: Desk, message: Message, key: Key) -> None:
         publish(self, message, key)
         if isinstance(message, RequestOutcome) and message.status == "failed":
             publish(self, message, key)
 
-    patch.setattr(EngineWorker, "_publish", sabotaged)
+    patch.setattr(Desk, "_publish", sabotaged)
 
 
 @breaks("HEAR-LIFE-2", "HEAR-LIFE-3")
@@ -336,8 +340,8 @@ def clients_wait_for_a_crashed_engine(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LIFE-9", "HEAR-STATE-3")
 def the_worker_does_not_say_what_it_has(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(EngineWorker, "_introduce", lambda self: None)
-    patch.setattr(EngineWorker, "_residency_snapshot", lambda self: [])
+    patch.setattr(Desk, "introduce", lambda self: None)
+    patch.setattr(Desk, "_residency_snapshot", lambda self: [])
 
 
 @breaks("HEAR-DATA-1")
@@ -413,6 +417,41 @@ def versions_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Intake, "_saw_version", lambda self, key: None)
 
 
+# -- tenants --------------------------------------------------------------------------------------
+
+
+@breaks("HEAR-TENANT-1", "HEAR-TENANT-2")
+def all_tenants_share_a_desk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineWorker, "_desk", lambda self, tenant: self._desks[DEFAULT_TENANT])
+
+
+@breaks("HEAR-TENANT-1")
+def everybody_is_told_the_whole_queue(patch: pytest.MonkeyPatch) -> None:
+    queue = SimulatedEngine.queue
+
+    def sabotaged(self: SimulatedEngine, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
+        return queue(self, DEFAULT_TENANT)
+
+    patch.setattr(SimulatedEngine, "queue", sabotaged)
+
+
+@breaks("HEAR-TENANT-3", "HEAR-TENANT-4")
+def blocks_are_everybodys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tenants, "number", lambda self, tenant: 0)
+
+
+@breaks("HEAR-TENANT-4")
+def operations_are_everybodys(patch: pytest.MonkeyPatch) -> None:
+    make = Desk.__init__
+    shared: dict[str, Operation] = {}
+
+    def sabotaged(self: Desk, tenant: str, **settings: Any) -> None:
+        make(self, tenant, **settings)
+        self._intake._open = shared
+
+    patch.setattr(Desk, "__init__", sabotaged)
+
+
 # -- what is said of the engine -------------------------------------------------------------------
 
 
@@ -420,8 +459,11 @@ def versions_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 def evictions_are_not_reported(patch: pytest.MonkeyPatch) -> None:
     drain = KvCache.drain_changes
 
-    def sabotaged(self: KvCache) -> list[BlockChange]:
-        return [change for change in drain(self) if isinstance(change, BlocksStored)]
+    def sabotaged(self: KvCache) -> dict[int, list[BlockChange]]:
+        return {
+            owner: [change for change in changes if isinstance(change, BlocksStored)]
+            for owner, changes in drain(self).items()
+        }
 
     patch.setattr(KvCache, "drain_changes", sabotaged)
 
@@ -439,9 +481,7 @@ def some_of_the_state_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-STATE-3", "HEAR-STATE-4")
 def snapshots_are_empty(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        EngineWorker, "_residency_snapshot", lambda self: [self._snapshot(ResidencySnapshot())]
-    )
+    patch.setattr(Desk, "_residency_snapshot", lambda self: [self._snapshot(ResidencySnapshot())])
 
 
 @breaks("HEAR-STATE-5")
@@ -507,7 +547,7 @@ def haste_makes_answers_short(patch: pytest.MonkeyPatch) -> None:
     prioritise = Controls._prioritise
 
     def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
-        self._requests[operation.key.request or ""].output_tokens = 1
+        self._requests[operation.tenant, operation.key.request or ""].output_tokens = 1
         return prioritise(self, operation, now)
 
     patch.setattr(Controls, "_prioritise", sabotaged)

@@ -20,7 +20,7 @@ from hear.messages import Hold, Key, Message, RequestOutcome, ResidencyChanged, 
 from hear.operation import Operation
 from hear.residency import ResidencyDirectory
 from hear.seams import InferenceRequest, Report
-from tests.engines.builders import BLOCK, hashes_of, profile, request
+from tests.engines.builders import BLOCK, hashes_of, own, profile, request
 from tests.engines.integrity import check_directory, check_engine
 
 
@@ -159,7 +159,7 @@ async def test_a_client_that_leaves_takes_its_request_along(
             with trio.move_on_after(after_s) as scope:
                 await engine.generate(request("r", num_blocks=3, output_tokens=40))
             assert scope.cancelled_caught
-            assert "r" not in engine._requests
+            assert own("r") not in engine._requests
         await trio.sleep(1)
         assert [(o.status, o.reason) for o in listener.outcomes["r"]] == [
             ("accepted", ""),

@@ -13,6 +13,7 @@ from hear.blocks import pack
 from hear.engines.testing import EngineFactory
 from hear.engines.testing.storm import Crashed, Requested, Sent, Storm, weather
 from hear.messages import (
+    DEFAULT_TENANT,
     Admit,
     BoundWait,
     Cancel,
@@ -101,6 +102,7 @@ REQUESTED = st.builds(
     output_tokens=st.sampled_from([1, 2, 20, 40]),
     version=st.sampled_from([None, 1, 2, 3]),
     leaves_s=st.sampled_from([float("inf")] * 4 + [0.0, 0.05, 0.5]),
+    tenant=st.integers(0, 1),
 )
 FATES = st.lists(
     st.sampled_from([(0.0,)] * 4 + [(), (0.0, 0.0), (0.1, 0.7), (0.4,), (2.0,), (0.0, 3.0)]),
@@ -114,6 +116,7 @@ STORMS = st.builds(
         st.lists(st.builds(Crashed, at_s=TIMES), max_size=2),
     ).map(lambda lists: (*lists[0], *lists[1], *lists[2])),
     fates=FATES,
+    tenants=st.sampled_from([(DEFAULT_TENANT,), (DEFAULT_TENANT, "acme")]),
 )
 
 ENGINES: dict[str, EngineFactory] = {

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
@@ -29,7 +30,7 @@ from hear.messages import (
 )
 from hear.operation import Operation
 from hear.seams import InferenceResult, Report, Verdict
-from tests.engines.builders import BLOCK, hashes_of, profile, request
+from tests.engines.builders import BLOCK, hashes_of, own, profile, request
 from tests.engines.integrity import check_engine
 
 
@@ -65,13 +66,13 @@ class Running:
         check_engine(self.engine)
         return verdict
 
-    async def start(self, id: str, **settings: int) -> None:
+    async def start(self, id: str, **settings: Any) -> None:
         """Send a request, and go on when the engine has it."""
         self.nursery.start_soon(lambda: self.serve(id, **settings))
-        while id not in self.engine._requests:
+        while own(id) not in self.engine._requests:
             await trio.lowlevel.checkpoint()
 
-    async def serve(self, id: str, **settings: int) -> None:
+    async def serve(self, id: str, **settings: Any) -> None:
         self.results[id] = await self.engine.generate(request(id, context=id, **settings))
 
     async def wait_for(self, operation: str) -> OperationOutcome:

@@ -7,12 +7,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hear.blocks import unpack
+from hear.blocks import pack, unpack
 from hear.engines.leases import Lease, LeaseBook
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
+from hear.engines.simulated.tenants import blocks_of
 from hear.messages import BlocksRemoved, BlocksStored
+from hear.operation import Ref
 from hear.residency import ResidencyDirectory
-from tests.engines.builders import hashes_of
+from tests.engines.builders import hashes_of, own
 from tests.engines.integrity import check_cache, check_directory
 
 COPY_S = 1.0
@@ -23,7 +25,7 @@ class Cache(KvCache):
 
     def __init__(self, gpu: int, cpu: int = 0, *, inclusive: bool = True) -> None:
         self.lost: list[int] = []
-        self.leases: LeaseBook[str] = LeaseBook(400.0)
+        self.leases: LeaseBook[Ref] = LeaseBook(400.0)
         super().__init__(
             num_gpu_blocks=gpu,
             num_cpu_blocks=cpu,
@@ -117,7 +119,7 @@ def test_a_second_block_of_the_same_hash_is_a_copy_that_can_be_reused_in_its_pla
     cache.drain_changes()
     cache.allocate(2, 0.0)  # takes the first ones, used longest ago
     assert cache.match(hashes, 2) == (2, 0)
-    assert cache.drain_changes() == []  # since nothing that is gone was not there twice
+    assert cache.drain_changes() == {}  # since nothing that is gone was not there twice
     assert cache.acquire(hashes) == second
     assert all(cache.in_use(block) for block in hashes)
     cache.release(second, 0.0)
@@ -132,7 +134,7 @@ def test_all_copies_of_a_block_follow_its_leases_and_leave_the_gpu_together() ->
     for names in held:
         cache.release(names, 0.0)
     cache.serve("b", 2)
-    cache.leases.put(Lease("op", "a", 1.0, 1e9, hashes, 0.0))
+    cache.leases.put(Lease(own("op"), own("a"), 1.0, 1e9, hashes, 0.0))
     cache.rerank(hashes)
     cache.allocate(2, 0.0)  # goes to those without a lease
     assert cache.match(hashes, 1) == (1, 0)
@@ -263,7 +265,7 @@ def test_leased_blocks_go_last_and_in_the_order_of_their_scores(tier: str) -> No
     cache = Cache(6, 6) if tier == GPU else Cache(18, 6)
     contexts = {name: hashes_of(name, 2) for name in ("high", "low", "none")}
     for name, score in (("high", 0.9), ("low", 0.1)):
-        cache.leases.put(Lease(name, name, score, 1e9, contexts[name], 0.0))
+        cache.leases.put(Lease(own(name), own(name), score, 1e9, contexts[name], 0.0))
     for name in contexts:
         cache.serve(name, 2)
     cache.settle(100.0)
@@ -274,9 +276,8 @@ def test_leased_blocks_go_last_and_in_the_order_of_their_scores(tier: str) -> No
             cache.allocate(2, 100.0)
         else:
             cache.serve(f"pressure{number}", 2, 100.0)
-            cache.leases.put(
-                Lease(str(number), str(number), 1.0, 1e9, hashes_of(f"pressure{number}", 2), 1e3)
-            )
+            ref = own(str(number))
+            cache.leases.put(Lease(ref, ref, 1.0, 1e9, hashes_of(f"pressure{number}", 2), 1e3))
             cache.settle(1000.0)
         gone += [n for n in contexts if n not in gone and not any(map(held, contexts[n]))]
     assert gone == ["none", "low", "high"]
@@ -284,7 +285,7 @@ def test_leased_blocks_go_last_and_in_the_order_of_their_scores(tier: str) -> No
 
 def test_blocks_that_lose_their_lease_go_first_and_the_end_before_the_start() -> None:
     cache = Cache(5)
-    lease = Lease("op", "a", 1.0, 1e9, hashes_of("a", 3), 0.0)
+    lease = Lease(own("op"), own("a"), 1.0, 1e9, hashes_of("a", 3), 0.0)
     cache.leases.put(lease)
     hashes = cache.serve("a", 3)
     other = cache.serve("b", 2)
@@ -300,14 +301,14 @@ def test_blocks_that_lose_their_lease_go_first_and_the_end_before_the_start() ->
 def test_a_prompt_is_reported_as_one_chain_and_evictions_together() -> None:
     cache = Cache(4)
     hashes = cache.serve("a", 3)
-    [stored] = cache.drain_changes()
+    [[stored]] = cache.drain_changes().values()
     assert isinstance(stored, BlocksStored)
     assert (stored.parent, list(unpack(stored.prefix_hashes))) == (None, hashes)
     cache.allocate(3, 0.0)
-    [removed] = cache.drain_changes()
+    [[removed]] = cache.drain_changes().values()
     assert isinstance(removed, BlocksRemoved)
     assert list(unpack(removed.prefix_hashes)) == [hashes[2], hashes[1]]
-    assert cache.drain_changes() == []
+    assert cache.drain_changes() == {}
 
 
 def test_a_prompt_that_goes_on_is_reported_with_its_parent() -> None:
@@ -319,9 +320,25 @@ def test_a_prompt_that_goes_on_is_reported_with_its_parent() -> None:
     cache.allocate(2, 0.0)
     for index in (2, 3):
         cache.name_block(hashes[index], hashes[index - 1], 0.0)
-    [stored] = cache.drain_changes()
+    [[stored]] = cache.drain_changes().values()
     assert isinstance(stored, BlocksStored)
     assert (stored.parent, list(unpack(stored.prefix_hashes))) == (hashes[1], hashes[2:])
+
+
+def test_each_tenant_is_told_of_its_own_blocks_by_its_own_hashes() -> None:
+    cache = Cache(8)
+    hashes = hashes_of("a", 2)
+    mine, theirs = blocks_of(0, hashes), blocks_of(1, hashes)
+    cache.compute(mine)
+    cache.compute(theirs)
+    told = cache.drain_changes()
+    assert told[0] == told[1] == [BlocksStored(tier=GPU, prefix_hashes=pack(hashes))]
+    assert list(cache.chains(0)) == list(cache.chains(1)) == told[0]
+    assert list(cache.chains(2)) == []
+    cache.release(theirs, 0.0)
+    cache.allocate(5, 0.0)
+    assert cache.drain_changes() == {1: [BlocksRemoved(tier=GPU, prefix_hashes=pack([hashes[1]]))]}
+    assert cache.match(mine, 2) == (2, 0)
 
 
 # -- anything at all ------------------------------------------------------------------------------
@@ -378,13 +395,13 @@ class AnyUse(RuleBasedStateMachine):
     @rule(context=st.sampled_from("abc"), score=st.sampled_from([0.1, 0.5, 1.0]))
     def lease(self, context: str, score: float) -> None:
         blocks = hashes_of(context, 4)
-        if self.cache.leases.get(context) is None:
-            self.cache.leases.put(Lease("op", context, score, 1e9, blocks, self.now))
+        if self.cache.leases.get(own(context)) is None:
+            self.cache.leases.put(Lease(own("op"), own(context), score, 1e9, blocks, self.now))
             self.cache.rerank(blocks)
 
     @rule(context=st.sampled_from("abc"))
     def end_lease(self, context: str) -> None:
-        lease = self.cache.leases.get(context)
+        lease = self.cache.leases.get(own(context))
         if lease is not None:
             self.cache.rerank(self.cache.leases.drop(lease))
 
@@ -409,7 +426,7 @@ class AnyUse(RuleBasedStateMachine):
     def what_is_reported_is_what_is_there(self) -> None:
         if not hasattr(self, "cache"):
             return
-        for change in self.cache.drain_changes():
+        for change in self.cache.drain_changes().get(0, ()):
             self.directory.apply(change)
         check_directory(self.directory, self.cache)
         whole = ResidencyDirectory()

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hear.engines.leases import Lease, LeaseBook
+from hear.operation import Ref
+from tests.engines.builders import own
 
 DECAY_S = 400.0
 
@@ -17,18 +19,19 @@ def lease(
     idle_since: float = 0.0,
     expires_s: float = 100.0,
     operation: str = "",
-) -> Lease[str]:
-    return Lease(operation or f"op-{context}", context, score, expires_s, blocks, idle_since)
+) -> Lease[Ref]:
+    ref = own(operation or f"op-{context}")
+    return Lease(ref, own(context), score, expires_s, blocks, idle_since)
 
 
 def test_a_block_without_a_lease_has_no_rank() -> None:
-    book: LeaseBook[str] = LeaseBook(DECAY_S)
+    book: LeaseBook[Ref] = LeaseBook(DECAY_S)
     book.put(lease("a", 1, 2))
     assert book.rank(3) is None
 
 
 def test_a_block_that_two_contexts_share_has_the_higher_of_their_ranks() -> None:
-    book: LeaseBook[str] = LeaseBook(DECAY_S)
+    book: LeaseBook[Ref] = LeaseBook(DECAY_S)
     book.put(lease("a", 1, 2, score=0.2))
     alone = book.rank(1)
     book.put(lease("b", 1, 3, score=0.9))
@@ -38,8 +41,8 @@ def test_a_block_that_two_contexts_share_has_the_higher_of_their_ranks() -> None
     assert other is not None
     assert shared > alone
     assert shared[0] == other[0]
-    assert {found.context for found in book.of_block(1)} == {"a", "b"}
-    held = book.get("b")
+    assert {found.context for found in book.of_block(1)} == {own("a"), own("b")}
+    held = book.get(own("b"))
     assert held is not None
     book.drop(held)
     assert book.rank(1) == alone
@@ -53,7 +56,7 @@ def test_a_block_that_two_contexts_share_has_the_higher_of_their_ranks() -> None
 def test_ranks_keep_the_order_of_the_papers_formula_whatever_the_time(
     leases: list[tuple[float, float]], now: float
 ) -> None:
-    book: LeaseBook[str] = LeaseBook(DECAY_S)
+    book: LeaseBook[Ref] = LeaseBook(DECAY_S)
     for block, (score, idle_since) in enumerate(leases):
         book.put(lease(str(block), block, score=score, idle_since=idle_since))
     values = {
@@ -70,7 +73,7 @@ def test_ranks_keep_the_order_of_the_papers_formula_whatever_the_time(
 
 
 def test_a_lease_follows_its_context_and_leaves_what_that_no_longer_has() -> None:
-    book: LeaseBook[str] = LeaseBook(DECAY_S)
+    book: LeaseBook[Ref] = LeaseBook(DECAY_S)
     held = lease("a", 1, 2, 3)
     book.put(held)
     before = book.rank(1)
@@ -87,7 +90,7 @@ def test_a_lease_follows_its_context_and_leaves_what_that_no_longer_has() -> Non
 
 
 def test_leases_expire_in_the_order_of_their_times() -> None:
-    book: LeaseBook[str] = LeaseBook(DECAY_S)
+    book: LeaseBook[Ref] = LeaseBook(DECAY_S)
     for context, expires_s in (("a", 30.0), ("b", 10.0), ("c", 20.0)):
         book.put(lease(context, ord(context), expires_s=expires_s))
     assert book.next_expiry() == 10.0
@@ -95,14 +98,14 @@ def test_leases_expire_in_the_order_of_their_times() -> None:
     for now in (5.0, 20.0, 40.0):
         for held in list(book.expired(now)):
             book.drop(held)
-            ended.append((now, held.context))
+            ended.append((now, held.context[1]))
     assert ended == [(20.0, "b"), (20.0, "c"), (40.0, "a")]
     assert book.next_expiry() is None
     assert len(book) == 0
 
 
 def test_a_lease_that_was_replaced_does_not_expire_for_the_newer_one() -> None:
-    book: LeaseBook[str] = LeaseBook(DECAY_S)
+    book: LeaseBook[Ref] = LeaseBook(DECAY_S)
     old = lease("a", 1, expires_s=10.0, operation="old")
     book.put(old)
     book.drop(old)

@@ -22,7 +22,7 @@ def test_ends_are_known_to_the_next_in_order(tmp_path: Path) -> None:
         first.note(one)
     first.note(answer("a", "failed"))  # an operation ends once
     first.close()
-    assert Ledger(first.path).ended == answers
+    assert Ledger(first.path).ended() == answers
 
 
 def test_what_was_begun_or_accepted_and_did_not_end_is_failed_by_the_next_and_once(
@@ -35,7 +35,8 @@ def test_what_was_begun_or_accepted_and_did_not_end_is_failed_by_the_next_and_on
     first.note(answer("done"))
     first.close()
     second = Ledger(first.path)
-    failed = second.fail_interrupted()
+    second.fail_interrupted()
+    failed = second.ended()[1:]
     assert [(a.key.operation, a.outcome.control) for a in failed] == [
         ("acting", "retain"),
         ("kept", "prioritise"),
@@ -46,8 +47,8 @@ def test_what_was_begun_or_accepted_and_did_not_end_is_failed_by_the_next_and_on
     assert failed[0].key.context == "c"
     second.close()
     third = Ledger(first.path)
-    assert third.fail_interrupted() == []
-    assert [a.key.operation for a in third.ended] == ["done", "acting", "kept"]
+    third.fail_interrupted()
+    assert [a.key.operation for a in third.ended()] == ["done", "acting", "kept"]
 
 
 def test_a_kill_in_mid_write_costs_the_last_entry_alone(tmp_path: Path) -> None:
@@ -62,11 +63,11 @@ def test_a_kill_in_mid_write_costs_the_last_entry_alone(tmp_path: Path) -> None:
         left = ["a"] if cut >= size else []
         path.write_bytes(data[:cut])
         after = Ledger(path)
-        assert [a.key.operation for a in after.ended] == left
+        assert [a.key.operation for a in after.ended()] == left
         after.note(answer("c"))
         after.close()
         again = Ledger(path)
-        assert [a.key.operation for a in again.ended] == [*left, "c"]
+        assert [a.key.operation for a in again.ended()] == [*left, "c"]
         again.close()
 
 
@@ -77,12 +78,13 @@ def test_only_so_many_ends_are_kept_in_memory_and_on_disk(tmp_path: Path) -> Non
     for number in range(1000):
         ledger.note(answer(str(number)))
         largest = max(largest, ledger.path.stat().st_size)
-    assert [a.key.operation for a in ledger.ended] == [str(n) for n in range(990, 1000)]
+    assert [a.key.operation for a in ledger.ended()] == [str(n) for n in range(990, 1000)]
     assert largest < 6_000
     ledger.close()
     after = Ledger(ledger.path, remember=10)
-    assert [a.key.operation for a in after.ended] == [str(n) for n in range(990, 1000)]
-    assert [a.key.operation for a in after.fail_interrupted()] == ["open"]
+    assert [a.key.operation for a in after.ended()] == [str(n) for n in range(990, 1000)]
+    after.fail_interrupted()
+    assert after.ended()[-1].key.operation == "open"
 
 
 @pytest.mark.parametrize("content", [b"hello world, this is no ledger", b"\0\0\0\4abcd"])
@@ -109,3 +111,20 @@ def test_one_worker_at_a_time(tmp_path: Path) -> None:
         Ledger(first.path)
     first.close()
     Ledger(first.path).close()
+
+
+def test_tenants_may_use_the_same_operations_and_are_remembered_apart(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "e0", remember=2)
+    first.begin(Key(operation="a"), "retain", "acme")
+    first.note(answer("a"))
+    first.begin(Key(operation="a"), "hold", "umbra")
+    for number in range(50):
+        first.note(answer(str(number)), "umbra")
+    first.close()
+    second = Ledger(first.path, remember=2)
+    second.fail_interrupted()
+    assert second.ended() == [answer("a")]
+    [lost] = second.ended("acme")
+    assert (lost.outcome.control, lost.outcome.reason) == ("retain", "engine_restarted")
+    assert [a.key.operation for a in second.ended("umbra")] == ["49", "a"]
+    assert set(second.tenants) == {"default", "acme", "umbra"}

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ async def test_requests_come_back_as_they_would_in_one_process(scheme: str, tmp_
             assert {r.outcome.status for r in results.values()} == {"completed"}
             assert results["r0"].outcome.output_tokens == 8
             assert any(key.context_version == 3 for report in reports for key in report.arrived)
+
+
+async def test_a_request_comes_as_one_of_its_tenant(tmp_path: Path) -> None:
+    with trio.fail_after(20):
+        async with served(f"sim+unix://{tmp_path}/e") as (client, reports, _):
+            await client.generate(replace(request("r"), tenant="acme"))
+            assert {report.tenant for report in reports} == {"acme"}
 
 
 async def test_a_request_that_can_never_fit_is_refused_and_one_named_twice_is_an_error(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.waiting import WaitingQueue
+from hear.messages import DEFAULT_TENANT
 from tests.engines.builders import sim_request
 
 
@@ -107,7 +108,7 @@ def test_who_is_next_is_whom_a_sorted_list_would_put_first(
         assert (head.id if head else None) == model.next()
         assert [r.id for r in queue.in_order()] == model.order()
         assert len(queue) == len(model.rows)
-        assert queue.num_tokens == sum(r.prompt_tokens for r in queue)
+        assert queue.totals(DEFAULT_TENANT) == (len(queue), sum(r.prompt_tokens for r in queue))
 
 
 def _ends(row: Row) -> float:

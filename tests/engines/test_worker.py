@@ -14,11 +14,12 @@ from hear.blocks import pack, unpack
 from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
-from hear.engines import worker as worker_module
+from hear.engines import desk as desk_module
 from hear.engines.ledger import Ledger
 from hear.engines.worker import EngineWorker
-from hear.errors import BusError, EngineError
+from hear.errors import BusError, ConfigError, EngineError
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
     BoundWait,
     Cancel,
@@ -35,6 +36,7 @@ from hear.messages import (
     QueueSnapshot,
     RequestOutcome,
     ResidencyChanged,
+    ResidencyPartial,
     ResidencySnapshot,
     Withdraw,
 )
@@ -67,10 +69,10 @@ class Backend:
     def pressure(self) -> PressureReported:
         return PressureReported(num_running=self.runs)
 
-    def queue(self) -> QueueSnapshot:
+    def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
         return QueueSnapshot()
 
-    def residency(self) -> Iterable[BlocksStored]:
+    def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
         return self.chains
 
     def residency_known(self) -> bool:
@@ -216,7 +218,7 @@ async def test_pressure_is_told_with_reports_and_not_too_often(autojump_clock: M
 async def test_a_large_snapshot_comes_in_parts_of_one_number(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "SNAPSHOT_BLOCKS", 5)
+    monkeypatch.setattr(desk_module, "SNAPSHOT_BLOCKS", 5)
     async with bench() as b:
         b.backend.chains = [
             BlocksStored(tier="gpu", prefix_hashes=pack(range(start, start + 3)))
@@ -553,3 +555,151 @@ async def test_a_worker_whose_ledger_cannot_be_written_serves_on(tmp_path: Path)
         ids = [b.send(Prioritise(priority=n), "r") for n in range(2)]
         await b.settle()
         assert [b.outcomes(id) for id in ids] == [[("completed", "")]] * 2
+
+
+# -- tenants --------------------------------------------------------------------------------------
+
+
+def told(b: Bench, tenant: str) -> list[str]:
+    return [envelope.kind for envelope in b.heard if envelope.tenant == tenant]
+
+
+INTRODUCED = [
+    "capabilities_reported",
+    "costs_reported",
+    "residency_snapshot",
+    "queue_snapshot",
+]
+
+
+async def test_tenants_named_at_the_start_are_told_of_the_engine_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench(tenants=("acme", "umbra")) as b:
+        assert told(b, "acme") == told(b, "umbra") == INTRODUCED
+        assert told(b, DEFAULT_TENANT) == []
+        b.backend.report(Report())
+        await b.settle()
+        assert told(b, "acme")[4:] == told(b, "umbra")[4:] == ["pressure_reported"]
+        assert len({envelope.id for envelope in b.heard}) == len(b.heard)
+
+
+async def test_any_other_is_told_with_its_first_request_or_control(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench() as b:
+        b.backend.report(
+            Report(
+                arrived=[Key(request="r")],
+                requests=[(Key(request="r"), RequestOutcome(status="accepted"))],
+                tenant="acme",
+            )
+        )
+        await b.settle()
+        assert told(b, "acme") == [
+            *INTRODUCED,
+            "pressure_reported",
+            "request_outcome",
+            "pressure_reported",
+        ]
+        sender = Sequencer("policy", tenant="umbra")
+        key = Key(engine="e0", operation=sender.next_id())
+        b.bus.publish(sender.wrap(Cancel(target="x"), key, trio.current_time()))
+        await b.settle()
+        assert told(b, "umbra") == [*INTRODUCED, "pressure_reported", "operation_outcome"]
+        async with b.bus.subscribe(["state.umbra.>"], name="late") as late:
+            assert {e.kind for e in await late.receive()} > {"queue_snapshot"}
+
+
+async def test_a_tenant_too_many_is_neither_told_nor_heard_and_that_is_said_once(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench(max_tenants=2) as b:
+        with structlog.testing.capture_logs() as logs:
+            b.backend.report(Report(arrived=[Key(request="r")], tenant="acme"))
+            for tenant in ("umbra", "initech", "a" * 10_000, "\ud800"):
+                b.backend.report(Report(arrived=[Key(request="r")], tenant=tenant))
+            sender = Sequencer("policy", tenant="umbra")
+            key = Key(engine="e0", operation=sender.next_id())
+            b.bus.publish(sender.wrap(Withdraw(), key, trio.current_time()))
+            await b.settle()
+        assert {envelope.tenant for envelope in b.heard} == {DEFAULT_TENANT, "acme"}
+        assert [(log["event"], log["tenant"]) for log in logs] == [("tenants.too_many", "umbra")]
+
+
+@pytest.mark.parametrize("tenants", [("",), ("a" * 300,), ("a", "b", "c")])
+def test_tenants_that_cannot_be_served_are_one_error(tenants: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="engine 'e0': tenant"):
+        EngineWorker(MemoryBus(), Backend(), name="e0", tenants=tenants, max_tenants=2)
+
+
+async def test_a_crash_ends_what_is_open_of_every_tenant(autojump_clock: MockClock) -> None:
+    async with bench(tenants=(DEFAULT_TENANT, "acme")) as b:
+        for tenant in (DEFAULT_TENANT, "acme"):
+            b.backend.report(Report(arrived=[Key(request="r")], tenant=tenant))
+        b.heard.clear()
+        b.backend.fail()
+        await trio.sleep(2)
+        for tenant in (DEFAULT_TENANT, "acme"):
+            [failed] = [e for e in b.heard if (e.kind, e.tenant) == ("request_outcome", tenant)]
+            body = open_body(failed)
+            assert isinstance(body, RequestOutcome)
+            assert (failed.epoch, body.reason) == (1, "engine_restarted")
+            snapshots = [e for e in b.heard if (e.kind, e.tenant) == ("queue_snapshot", tenant)]
+            assert [e.epoch for e in snapshots] == [2]
+
+
+async def test_the_next_worker_answers_each_tenant_for_its_own(tmp_path: Path) -> None:
+    async with bench(ledger=Ledger(tmp_path / "e0")) as b:
+        for tenant in (DEFAULT_TENANT, "acme"):
+            sender = Sequencer("policy", tenant=tenant)
+            key = Key(engine="e0", operation="same")
+            target = Cancel(target=f"of {tenant}")
+            b.bus.publish(sender.wrap(target, key, trio.current_time()))
+        await b.settle()
+        (tmp_path / "killed").write_bytes((tmp_path / "e0").read_bytes())
+    async with bench(ledger=Ledger(tmp_path / "killed"), epoch=2) as b:
+        ends = [e for e in b.heard if e.kind == "operation_outcome"]
+        bodies = {e.tenant: open_body(e) for e in ends}
+        assert len(ends) == 2
+        for tenant, body in bodies.items():
+            assert isinstance(body, OperationOutcome)
+            assert (body.reason, body.detail) == ("unknown_operation", f"of {tenant}")
+
+
+# -- what a backend cannot tell -------------------------------------------------------------------
+
+
+async def test_a_backend_that_lost_sight_of_its_cache_is_told_of_in_part_under_a_new_number(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench() as b:
+        b.backend.known = False
+        b.backend.chains = [BlocksStored(tier="gpu", prefix_hashes=pack([1]))]
+        b.backend.report(Report(residency_anew=True))
+        await b.settle()
+        assert b.heard[-2].kind == "residency_partial"  # the last is of pressure
+        assert (b.heard[-2].seq, open_body(b.heard[-2])) == (
+            1,
+            ResidencyPartial(chains=tuple(b.backend.chains)),
+        )
+        b.backend.report(Report(blocks=[BlocksStored(tier="gpu", prefix_hashes=pack([2]))]))
+        async with b.bus.subscribe(["state.*.e0.residency.>"], name="late") as late:
+            with trio.fail_after(1):
+                [said] = await late.receive()
+        assert (said.kind, said.seq) == ("residency_partial", 2)
+        b.backend.known = True
+        b.backend.report(Report(residency_anew=True))
+        await b.settle()
+        last = [e for e in b.heard if e.kind.startswith("residency")][-1]
+        assert (last.kind, last.seq) == ("residency_snapshot", 2)
+
+
+async def test_capabilities_that_changed_are_told_with_the_endpoint(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench(endpoint="sim+tcp://here:1") as b:
+        b.backend.report(Report(capabilities=CapabilitiesReported(hash_scheme="found")))
+        await b.settle()
+        told = b.messages(CapabilitiesReported)[-1]
+        assert told == CapabilitiesReported(hash_scheme="found", endpoint="sim+tcp://here:1")

@@ -380,3 +380,14 @@ async def test_it_follows_a_bus_until_the_bus_closes() -> None:
         await trio.testing.wait_all_tasks_blocked()
         bus.close()
     assert audit.num_open == 1
+
+
+def test_it_follows_one_tenant_and_no_other(run: Run) -> None:
+    key = Key(operation="op", request="r", engine="engine")
+    run.audit.hear(Sequencer("policy", tenant="acme").wrap(Prioritise(priority=1), key, 0.0))
+    assert run.audit.num_open == 0
+    run.control("op")
+    end = OperationOutcome(status="completed")
+    run.audit.hear(Sequencer("engine", tenant="acme").wrap(end, key, 0.0))
+    assert run.audit.num_open == 1
+    assert run.audit.messages == {"control": 1}

@@ -2,6 +2,8 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from hear.delivery import Sequencer
 from hear.errors import BusError, ConfigError, EngineError
 from hear.harnesses.dispatcher import ROUTE_WAIT_S, SETTLE_S, Dispatcher
 from hear.messages import (
+    DEFAULT_TENANT,
     Cancel,
     CapabilitiesReported,
     Control,
@@ -65,14 +68,20 @@ class Pool:
         self.dispatcher = Dispatcher(self.bus, self.engines, **options)
         self.answers: list[tuple[str, OperationOutcome]] = []
         self._sources: dict[str, Sequencer] = {}
+        self._tenant = DEFAULT_TENANT
 
     def send(self, control: Control, *, source: str = "policy", **key: Any) -> str:
         """Publish a control; returns its operation."""
-        sequencer = self._sources.setdefault(source, Sequencer(source))
+        sequencer = self._sources.setdefault(source, Sequencer(source, tenant=self._tenant))
         operation = key.pop("operation", None) or sequencer.next_id()
         whole = Key(**{"engine": "pool", **key}, operation=operation)
         self.bus.publish(sequencer.wrap(control, whole, trio.current_time()))
         return str(operation)
+
+    def speak_for(self, tenant: str) -> None:
+        """Send what follows as a tenant."""
+        self._tenant = tenant
+        self._sources.clear()
 
     def route(self, *targets: str, request: str = "r", source: str = "policy", **key: Any) -> str:
         fields = {
@@ -504,3 +513,29 @@ def test_each_operation_ends_exactly_once_and_each_request_is_served_once(
             assert sorted(served) == sorted(asked)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+# -- tenants ------------------------------------------------------------------------------------
+
+
+async def test_a_pool_hears_the_routes_of_its_own_tenant_alone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with pool(tenant="acme") as p:
+        foreign = p.route("b", request="theirs")
+        p.speak_for("acme")
+        own = p.route("c", request="mine")
+        where: dict[str, str] = {}
+        for id in ("mine", "theirs"):
+            made = replace(request(id), tenant="acme")
+            await p.dispatcher.generate(made, on_routed=partial(where.__setitem__, id))
+        assert where == {"mine": "c", "theirs": "a"}
+        await trio.testing.wait_all_tasks_blocked()
+        assert p.end(own) == ("completed", "", "c")
+        assert p.outcomes(foreign) == []
+
+
+async def test_a_request_of_another_tenant_is_not_sent_on() -> None:
+    async with pool(tenant="acme") as p:
+        with pytest.raises(EngineError, match="of tenant 'default', and this pool of 'acme'"):
+            await p.where()

@@ -287,3 +287,18 @@ def test_bad_input_is_one_line(
     assert complaint in error
     assert error.count("\n") == 1
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_of_several_tenants_one_has_to_be_chosen(tape: Tape) -> None:
+    tape.request("mine", 1.0)
+    tape.said = Sequencer("e", tenant="acme")
+    for number in range(2):
+        tape.request("theirs", 2.0 + 2 * number, context=f"c{number}")
+    with pytest.raises(ConfigError, match=r"of 2 tenants: acme, default; choose one with --tenant"):
+        tape.load()
+    loaded = tape.load(tenant="default")
+    assert [s.id for s in loaded.workload.sessions] == ["c"]
+    assert "it is without 1 requests of other tenants" in loaded.remarks
+    assert tape.load(tenant="acme").workload.num_turns == 1
+    with pytest.raises(ConfigError, match="holds no request"):
+        tape.load(tenant="umbra")

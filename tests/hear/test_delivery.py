@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hear.delivery import Arrival, GapDetector, Outbox, Sequencer
 from hear.errors import LocalProtocolError
 from hear.messages import (
+    DEFAULT_TENANT,
     CapabilitiesReported,
     ContextOpened,
     Control,
@@ -322,3 +323,8 @@ def test_a_control_needs_an_operation_that_is_not_open(id: str | None) -> None:
         submit(outbox, control(id))
     assert outbox.open_operations == [op]
     assert outbox.next_due() == 1.0
+
+
+def test_ids_are_unlike_those_that_the_same_source_gives_other_tenants() -> None:
+    ids = [Sequencer("e", 1, tenant).next_id() for tenant in (DEFAULT_TENANT, "acme", "umbra")]
+    assert ids == ["e-1-1", "acme/e-1-1", "umbra/e-1-1"]

@@ -22,6 +22,7 @@ from hear.messages import (
     QueueChanged,
     QueueSnapshot,
     ResidencyChanged,
+    ResidencyPartial,
     ResidencySnapshot,
     RunningRequest,
     WaitingRequest,
@@ -244,6 +245,70 @@ def test_what_comes_late_from_an_old_epoch_is_ignored(views: EngineViews) -> Non
     assert not views.apply(*say(stored(1), 1, epoch=1))
     assert not views["e0"].residency_known
     assert views.changes == before
+
+
+# -- what an engine cannot tell ---------------------------------------------------------------
+
+
+def part_of(*hashes: int, part: int = 0, parts: int = 1) -> ResidencyPartial:
+    return ResidencyPartial(chains=all_of(*hashes).chains, part=part, parts=parts)
+
+
+def test_a_partial_listing_is_neither_all_nor_as_before(views: EngineViews) -> None:
+    views.apply(*say(stored(1, 2), 1))
+    assert not views.apply(*say(part_of(3), 2))
+    view = views["e0"]
+    assert (view.residency_known, view.residency_partial, view.residency_listed) == (
+        False,
+        True,
+        True,
+    )
+    assert not view.residency.holds("gpu", 1)
+    assert view.residency.holds("gpu", 3)
+
+
+def test_changes_are_applied_to_what_is_listed_and_no_snapshot_is_asked_for(
+    views: EngineViews,
+) -> None:
+    views.apply(*say(part_of(3), 1))
+    gone = ResidencyChanged(changes=(BlocksRemoved(tier="gpu", prefix_hashes=pack([3, 9])),))
+    assert not views.apply(*say(gone, 2, time_s=10.0))
+    assert not views.apply(*say(stored(4), 3, time_s=20.0))
+    view = views["e0"]
+    assert view.residency.num_blocks() == 1
+    assert view.residency.holds("gpu", 4)
+    assert not view.residency_known
+
+
+def test_a_gap_ends_a_partial_listing_too(views: EngineViews) -> None:
+    views.apply(*say(part_of(3), 1))
+    assert views.apply(*say(stored(4), 3))
+    assert not views["e0"].residency_listed
+    assert not views.apply(*say(part_of(5), 3))  # said again for who missed something
+    assert views["e0"].residency_partial
+
+
+def test_a_snapshot_ends_a_partial_listing(views: EngineViews) -> None:
+    views.apply(*say(part_of(3), 1))
+    views.apply(*say(all_of(4), 1))
+    assert (views["e0"].residency_known, views["e0"].residency_partial) == (True, False)
+
+
+def test_parts_of_a_listing_and_of_a_snapshot_do_not_mix(views: EngineViews) -> None:
+    views.apply(*say(part_of(1, part=0, parts=2), 4))
+    assert not views["e0"].residency_listed
+    assert views.apply(*say(all_of(2, part=1, parts=2), 4))
+    assert not views["e0"].residency_listed
+    views.apply(*say(part_of(1, part=0, parts=2), 4))
+    views.apply(*say(part_of(2, part=1, parts=2), 4))
+    assert views["e0"].residency_partial
+    assert views["e0"].residency.num_blocks() == 2
+
+
+def test_a_new_epoch_ends_a_partial_listing(views: EngineViews) -> None:
+    views.apply(*say(part_of(3), 1))
+    views.apply(*say(PressureReported(), 1, epoch=2))
+    assert not views["e0"].residency_listed
 
 
 # -- any loss, any order ----------------------------------------------------------------------

@@ -540,3 +540,50 @@ def test_memory_is_bounded() -> None:
     assert said(desk.send("op99", Prioritise(priority=1), request="r99")) == [
         ("op99", "completed", "")
     ]
+
+
+# -- controls that act at submission --------------------------------------------------------------
+
+
+def at_submission() -> Desk:
+    desk = Desk()
+    desk.intake = Intake(engine="e0", controls=("hold",), at_submission=("prioritise",))
+    return desk
+
+
+def test_what_acts_at_submission_is_kept_for_its_request_and_handed_out_as_it_comes() -> None:
+    desk = at_submission()
+    assert said(desk.send("early", Prioritise(priority=1), request="r")) == [
+        ("early", "accepted", "")
+    ]
+    step = desk.intake.request_arrived(Key(request="r"), 1.0)
+    assert ids(step.apply) == ["early"]
+    assert said(desk.intake.applied(step.apply[0], DONE)) == [("early", "completed", "")]
+
+
+def test_what_acts_at_submission_and_comes_late_is_rejected() -> None:
+    desk = at_submission()
+    desk.intake.request_arrived(Key(request="r"), 0.0)
+    late = desk.send("late", Prioritise(priority=1, force="requirement"), request="r")
+    assert said(late) == [("late", "rejected", "already_submitted")]
+    assert not late.apply
+    assert ids(desk.send("hold", Hold(), request="r").apply) == ["hold"]
+
+
+def test_what_was_done_at_submission_is_not_undone() -> None:
+    desk = at_submission()
+    desk.send("early", Prioritise(priority=1), request="r")
+    [operation] = desk.intake.request_arrived(Key(request="r"), 0.0).apply
+    desk.intake.applied(operation, DONE)
+    step = desk.send("leave", Withdraw())
+    assert not step.revert
+    assert said(step) == [("leave", "completed", "")]
+
+
+def test_a_request_that_has_ended_is_gone_for_what_acts_at_submission_too() -> None:
+    desk = at_submission()
+    desk.intake.request_arrived(Key(request="r"), 0.0)
+    desk.intake.request_ended("r")
+    assert said(desk.send("late", Prioritise(priority=1), request="r")) == [
+        ("late", "failed", "request_gone")
+    ]

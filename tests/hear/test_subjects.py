@@ -18,7 +18,7 @@ from hear.messages import (
     ResidencySnapshot,
     Retain,
 )
-from hear.subjects import Matcher, Pattern, channel, stem, subject, token
+from hear.subjects import Matcher, Pattern, channel, narrowed, stem, subject, token
 from tests.hear.builders import envelope
 from tests.hear.strategies import keys, messages, names
 
@@ -148,3 +148,30 @@ def test_a_stem_is_covered_if_a_subject_of_it_with_some_key_matches(
     subjects = [f"{scope}.{key}" for key in ("state", "a", "b")]
     assert pattern.covers(scope) is any(pattern.matches(each) for each in subjects)
     assert pattern.names_key is (not tail and len(tokens) == 5 and tokens[-1] != "*")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "own"),
+    [
+        (">", "*.a%2eb.>"),
+        ("intent.>", "intent.a%2eb.>"),
+        ("intent.*.>", "intent.a%2eb.>"),
+        ("intent.*.*.request_described.>", "intent.a%2eb.*.request_described.>"),
+        ("*.*.e0.queue.*", "*.a%2eb.e0.queue.*"),
+        ("state.a%2eb.>", "state.a%2eb.>"),
+        ("state.other.>", None),
+    ],
+)
+def test_a_pattern_is_narrowed_to_one_tenant(pattern: str, own: str | None) -> None:
+    assert narrowed(pattern, "a.b") == own
+
+
+@given(_patterns(), st.lists(st.lists(_tokens, min_size=5, max_size=5), max_size=20))
+def test_a_narrowed_pattern_matches_what_is_of_the_tenant_and_matched_before(
+    pattern: list[str], subjects: list[list[str]]
+) -> None:
+    text = ".".join(pattern)
+    own = narrowed(text, "a")
+    for tokens in subjects:
+        both = tokens[1] == "a" and Pattern(text).matches(".".join(tokens))
+        assert both == (own is not None and Pattern(own).matches(".".join(tokens)))

@@ -78,6 +78,13 @@ def test_a_file_names_all_and_paths_are_its_own(tmp_path: Path) -> None:
         ('bus = "smoke://signals"', "expected an address that begins with one of"),
         ('[[engine]]\nkind = "simulatd"', "did you mean 'simulated'"),
         ('[[engine]]\nprofile = "h200"', "h200"),
+        (
+            '[[engine]]\nmodel = "m"',
+            "cluster.toml:2: an engine of kind 'simulated' has no 'model'",
+        ),
+        ('[[engine]]\nkind = "vllm"\nblock_size = 16', "toml:3: .* 'vllm' has no 'block_size'"),
+        ('[[engine]]\nkind = "vllm"', "cluster.toml:2: .* needs a model"),
+        ("[[engine]]\ncpu_tier_gib = 0", r"cluster.toml:2: engine\[0\].cpu_tier_gib"),
     ],
 )
 def test_what_cannot_be_used_is_one_error_before_anything_starts(
@@ -90,3 +97,36 @@ def test_what_cannot_be_used_is_one_error_before_anything_starts(
 def test_a_file_that_is_not_there_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_toml(tmp_path / "none.toml", ClusterConfig)
+
+
+def test_policies_name_the_tenants_that_engines_tell_from_the_start(tmp_path: Path) -> None:
+    _, parts = planned(
+        tmp_path,
+        """
+        [[engine]]
+        [[engine]]
+        tenants = ["acme"]
+        [[policy]]
+        policy = "cache-aware"
+        [[policy]]
+        policy = "guard:40"
+        tenant = "acme"
+        [[policy]]
+        policy = "guard:60"
+        tenant = "umbra"
+        """,
+    )
+
+    def told(name: str) -> list[str]:
+        words = parts[name].command
+        return [words[at + 1] for at, word in enumerate(words) if word == "--tenant"]
+
+    assert told("engine0") == ["default", "acme", "umbra"]
+    assert told("engine1") == ["acme"]
+    assert told("cache-aware") == ["default"]
+    assert told("guard:60") == ["umbra"]
+
+
+def test_without_policies_engines_tell_the_default_tenant() -> None:
+    _, parts = plan(ClusterConfig(engine=DEFAULT.engine[:1]), None)
+    assert option(parts[1], "--tenant") == "default"

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from itertools import repeat
 from threading import Thread
+from typing import Any
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
-from hear.errors import BusError
+from hear.errors import BusError, LocalProtocolError
 from hear.harness_view import HarnessView
 from hear.intake import Intake, Step
 from hear.messages import (
@@ -709,3 +710,39 @@ async def test_outcomes_of_operations_that_are_not_its_own_do_not_matter() -> No
         stage.engine.say(OperationOutcome(status="completed"), key)
         await stage.settle()
         assert runner.statistics.outcomes == {}
+
+
+# -- tenants --------------------------------------------------------------------------------------
+
+
+async def test_a_policy_hears_its_own_tenant_whatever_it_observes(
+    autojump_clock: MockClock,
+) -> None:
+    for observes in ((">",), ("intent.>", "state.>"), ("*.*.*.*.*",)):
+        heard: list[tuple[str | None, int]] = []
+
+        def decide(h: HarnessView, s: EngineViews, heard: Any = heard) -> Iterable[Ask]:
+            heard += [(key.request, len(s)) for key, _ in h.changes]
+            return ()
+
+        policy = Script(decide)
+        policy.observes = observes
+        async with MemoryBus() as bus, trio.open_nursery() as nursery:
+            runner = PolicyRunner(bus, policy, tenant="acme")
+            await nursery.start(runner.run)
+            for tenant in ("default", "acme", "umbra"):
+                engine, harness = Sequencer("e", tenant=tenant), Sequencer("h", tenant=tenant)
+                queue = QueueChanged(num_waiting=1)
+                bus.publish(engine.wrap(queue, Key(engine=f"e of {tenant}"), 0.0))
+                key = Key(request=f"r of {tenant}", workflow="w")
+                bus.publish(harness.wrap(RequestDescribed(), key, 0.0))
+            await trio.testing.wait_all_tasks_blocked()
+            runner.stop()
+        assert heard == [("r of acme", 1)]
+
+
+def test_a_policy_that_observes_another_tenant_is_one_error() -> None:
+    policy = Script()
+    policy.observes = ("intent.umbra.>",)
+    with pytest.raises(LocalProtocolError, match=r"observes 'intent.umbra.>', of another tenant"):
+        PolicyRunner(MemoryBus(), policy, tenant="acme")

@@ -490,3 +490,31 @@ async def test_a_reader_that_was_cut_off_says_so_and_begins_anew(
     bus.close()
     with pytest.raises(BusError):
         await follow(bus, tap.collecting)
+
+
+def test_the_queue_of_an_engine_is_that_of_all_its_tenants_together() -> None:
+    tap = Tap()
+    acme = Sequencer("e0", tenant="acme")
+    tap.say(QueueChanged(num_waiting=2, num_running=1, waiting_tokens=20, running_tokens=10))
+    queue = QueueChanged(num_waiting=3, num_running=4, waiting_tokens=30, running_tokens=40)
+    tap.hear(acme.wrap(queue, Key(engine="e0"), tap.now))
+    assert tap.scrape()("hear_queue_requests", engine="e0", state="waiting") == 5
+    assert tap.scrape()("hear_queue_requests", engine="e0", state="running") == 5
+    assert tap.scrape()("hear_queue_tokens", engine="e0", state="waiting") == 50
+    assert tap.scrape()("hear_queue_tokens", engine="e0", state="running") == 50
+    tap.hear(acme.wrap(QueueChanged(), Key(engine="e0"), tap.now))
+    assert tap.scrape()("hear_queue_requests", engine="e0", state="waiting") == 2
+    tap.engine.restart()
+    tap.say(QueueChanged(num_waiting=1))
+    assert tap.scrape()("hear_queue_requests", engine="e0", state="waiting") == 1
+
+
+def test_operations_of_two_tenants_may_have_the_same_id() -> None:
+    tap = Tap()
+    tap.ask(Prioritise(priority=1), "o", request="r")
+    acme = Sequencer("cache-aware", tenant="acme")
+    key = Key(engine="e0", operation="o", request="r")
+    tap.hear(acme.wrap(Prioritise(priority=1), key, tap.now))
+    assert tap.scrape()("hear_operations_open", control="prioritise") == 2
+    tap.say(OperationOutcome(status="completed", control="prioritise"), operation="o")
+    assert tap.scrape()("hear_operations_open", control="prioritise") == 1

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 
 from hear.delivery import Sequencer
-from hear.messages import Envelope, Key, Message
+from hear.messages import DEFAULT_TENANT, Envelope, Key, Message
 
 
 class Voice:
     """One source, whose messages are numbered as they should be."""
 
-    def __init__(self, name: str, epoch: int = 1) -> None:
-        self._sequencer = Sequencer(name, epoch)
+    def __init__(self, name: str, epoch: int = 1, tenant: str = DEFAULT_TENANT) -> None:
+        self._sequencer = Sequencer(name, epoch, tenant)
 
     def say(self, message: Message, time_s: float = 0.0, **key: Any) -> Envelope:
         return self._sequencer.wrap(message, Key(**key), time_s)

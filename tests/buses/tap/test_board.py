@@ -1,6 +1,7 @@
 """The model of the screen: a real cluster on a virtual clock, and what goes wrong."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 import trio
@@ -12,12 +13,15 @@ from hear.buses.tap.board import MAX_ENGINES, RATE_S, Board, Picture
 from hear.buses.tap.follow import Follower
 from hear.errors import LaggedError
 from hear.messages import (
+    DEFAULT_TENANT,
     BlocksStored,
     CapabilitiesReported,
     ContextOpened,
     ContextPaused,
     Envelope,
+    OperationOutcome,
     PressureReported,
+    Prioritise,
     QueueChanged,
     QueueSnapshot,
     ResidencyChanged,
@@ -190,3 +194,38 @@ def test_a_picture_does_not_change_any_more() -> None:
     assert before.requests[0].status == "running"
     assert before.engines[0].num_running == 1
     assert hash(before) != hash(board.picture(1.0))
+
+
+def test_what_two_tenants_hear_of_one_engine_stands_apart() -> None:
+    board = Board()
+    for tenant, number in ((DEFAULT_TENANT, 2), ("acme", 3)):
+        engine, policy = Voice("e0", tenant=tenant), Voice("p", tenant=tenant)
+        stored = BlocksStored(tier="gpu", prefix_hashes=pack(range(number)))
+        board.apply(engine.say(ResidencyChanged(changes=(stored,)), engine="e0"), 0.0)
+        started = tuple(f"r{n}" for n in range(number))
+        board.apply(engine.say(QueueChanged(started=started), engine="e0"), 0.0)
+        key: dict[str, Any] = {"engine": "e0", "request": "r0", "operation": "o"}
+        board.apply(policy.say(Prioritise(priority=number), **key), 0.0)
+        board.apply(voice_of(tenant).say(ContextOpened(), context="c", workflow="w"), 0.0)
+    board.apply(engine.say(OperationOutcome(status="completed"), engine="e0", operation="o"), 0.0)
+    picture = board.picture(0.0)
+    engines = {e.name: (e.num_running, e.num_blocks) for e in picture.engines}
+    assert engines == {"e0": (2, 2), "e0 (acme)": (3, 3)}
+    assert {r.id for r in picture.requests} == {"r0", "r1", *(f"r{n} (acme)" for n in range(3))}
+    policies = {p.name: (p.asked, p.outcomes) for p in picture.policies}
+    assert policies == {"p": (1, ()), "p (acme)": (1, (("completed", 1),))}
+    assert picture.num_contexts == 2
+
+
+def test_tenants_without_end_fill_no_memory() -> None:
+    board = Board()
+    for n in range(3 * MAX_ENGINES):
+        board.apply(Voice("e0", tenant=f"t{n}").say(PressureReported(), engine="e0"), 0.0)
+        board.apply(voice_of(f"t{n}").say(ContextOpened(), context="c", workflow="w"), 0.0)
+    picture = board.picture(0.0)
+    assert len(picture.engines) == picture.num_contexts == MAX_ENGINES
+
+
+def voice_of(tenant: str) -> Voice:
+    """A harness of a tenant."""
+    return Voice("h", tenant=tenant)

@@ -73,3 +73,8 @@ def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
 @pytest.mark.parametrize("time_s", [float("nan"), float("inf"), 1e300, -1e300])
 def test_a_time_that_is_none_does_not_stop_the_tap(time_s: float) -> None:
     assert clock_time(time_s) == "--:--:--.---"
+
+
+def test_the_tenant_is_told_where_it_is_not_the_default_one() -> None:
+    line = Lines().message(read(Voice("e0", tenant="acme").say(QueueChanged(), engine="e0")))
+    assert " e0 (acme) " in line

@@ -253,3 +253,27 @@ def test_a_bar_is_full_at_one() -> None:
     assert bar(0.0, 4) == "░░░░"
     assert bar(0.5, 4) == "██░░"
     assert bar(1.0, 4) == "████"
+
+
+async def test_what_an_engine_tells_each_tenant_stands_apart(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    bus = Remembering()
+    engine(bus, "e0")
+    voice = Voice("e0", tenant="acme")
+    queue = QueueSnapshot(waiting=tuple(WaitingRequest(request=r, since_s=0.0) for r in "abc"))
+    bus.provide_snapshots("state.acme.e0.queue", lambda: [voice.snapshot(queue, engine="e0")])
+    key: dict[str, Any] = {"engine": "e0", "operation": "o", "request": "r"}
+    for tenant in ("default", "acme"):
+        bus.publish(Voice("guard", tenant=tenant).say(Prioritise(priority=1), **key))
+    bus.publish(voice.say(OperationOutcome(status="completed"), engine="e0", operation="o"))
+    status = await seen(bus)
+    found = {(e.name, e.tenant): (e.num_waiting, e.missing) for e in status.engines}
+    assert found == {
+        ("e0", "default"): (1, []),
+        ("e0", "acme"): (3, ["capabilities", "pressure"]),
+    }
+    policies = {(p.name, p.tenant): (p.num_open, p.outcomes) for p in status.policies}
+    assert policies == {("guard", "default"): (1, {}), ("guard", "acme"): (0, {"completed": 1})}
+    assert "e0 (acme)" in text(status)
+    assert "guard (acme)" in text(status)

@@ -65,13 +65,15 @@ SAID = {
     "(leaves) op source-2-76",
     "residency_changed": "stores 2 blocks on gpu, removes 2 blocks from cpu, clears disk",
     "residency_snapshot": "holds 2 blocks on gpu (part 2 of 3)",
+    "residency_partial": "holds 2 blocks on gpu, and cannot tell what else (part 2 of 3)",
     "queue_changed": "queue 1 waiting 2 running (+1 -1): waits r1 at -40 protected held, "
     "starts r0, ends r9",
     "queue_snapshot": "queue 1 waiting 1 running, all told: waits r1 at -40 protected held, "
     "runs r0",
     "pressure_reported": "gpu 99% full (600 used, 80 cached of 690), 1 waiting 2 running, "
     "3 preemptions, 1,024 tokens restored, 0.5 s of transfers ahead",
-    "capabilities_reported": "serves Qwen3-8B, controls prioritise retain, modes dense, "
+    "capabilities_reported": "serves Qwen3-8B, controls prioritise retain, "
+    "at submission prioritise, modes dense, "
     "gpu 690 blocks, blocks of 16 tokens, at http://gpu-7:8000/v1",
     "costs_reported": "costs, calibrated: prefill 42,000 tokens/s, decode step 12.5 ms, "
     "147,456 bytes of KV a token, loads 25.0 GB/s",

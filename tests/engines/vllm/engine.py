@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from hear.engines.vllm.hashing import prefix_hashes
-from hear.engines.vllm.identity import extra_args_of
+from hear.engines.vllm.identity import extra_args_of, salt_of
 from hear.engines.vllm.model import make_model
 from hear.messages import Key, RequestOutcome
 from hear.seams import InferenceRequest, InferenceResult
@@ -263,6 +264,17 @@ def make_request(id: str, *, context: str, num_blocks: int, output_tokens: int) 
         context=context,
         prompt=tokens,
     )
+
+
+def of_tenant(request: InferenceRequest, tenant: str) -> InferenceRequest:
+    """The same request, of another tenant."""
+    hashes = prefix_hashes(
+        list(request.prompt),  # type: ignore[arg-type]  # it is of tokens
+        BLOCK_SIZE,
+        scheme="vllm-sha256_cbor-64",
+        cache_salt=salt_of(tenant, None),
+    )
+    return replace(request, tenant=tenant, prompt_hashes=hashes)
 
 
 @contextmanager

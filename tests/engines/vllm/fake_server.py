@@ -94,6 +94,7 @@ class FakeVllm:
         self.answers: dict[str, tuple[int, object]] = {}
         self.bodies: list[dict[str, Any]] = []
         self.away = False
+        self.refused = 0
         self._runs = count(1)
         self._numbers = count()
         self._connections: set[trio.CancelScope] = set()
@@ -150,6 +151,7 @@ class FakeVllm:
     async def converse(self, stream: trio.SocketStream) -> None:
         """Serve one connection, which is of one request."""
         if self.away:
+            self.refused += 1
             return
         with trio.CancelScope() as scope:
             self._connections.add(scope)

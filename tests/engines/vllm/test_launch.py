@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from hear import up
+from hear.config import load_toml
+from hear.engines.vllm import serve_command, versions
 from hear.engines.vllm.launch import ASYNC_SCHEDULER, SCHEDULER, Plan, Settings, plan
 from hear.engines.vllm.versions import Installed
 from hear.errors import ConfigError
@@ -161,6 +164,38 @@ def test_one_tier_is_enough(arguments: list[str]) -> None:
     planned(*arguments)
     with pytest.raises(ConfigError, match="expected one of them"):
         planned(*arguments, cpu_tier_gib=1.0)
+
+
+def test_an_engine_of_a_cluster_is_started_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "installed", lambda: CPU)
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        """
+        bus = "tcp://127.0.0.1:7777"
+        [[engine]]
+        kind = "vllm"
+        name = "real"
+        model = "some/model"
+        options = ["--port", "8001"]
+        cpu_tier_gib = 2
+        [[policy]]
+        policy = "guard:40"
+        """
+    )
+    _, parts = up.plan(load_toml(path, up.ClusterConfig), path)
+    [command] = [part.command for part in parts if part.name == "real"]
+    assert command[1:6] == ("-m", "hear.cli", "vllm", "serve", "some/model")
+    own, rest = serve_command.own_options().parse_known_args(command[5:])
+    assert rest == ["some/model", "--port", "8001"]
+    assert (own.name, own.bus, own.cpu_tier_gib) == ("real", "tcp://127.0.0.1:7777", 2)
+    assert own.ranks == "guard:40=1"
+    assert own.with_parent
+
+    path.write_text('[[engine]]\nkind = "vllm"\nmodel = "m"\noptions = ["--port", "x"]')
+    with pytest.raises(ConfigError, match=r"cluster\.toml:2: --port: got 'x'"):
+        up.plan(load_toml(path, up.ClusterConfig), path)
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:

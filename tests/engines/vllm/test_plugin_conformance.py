@@ -7,7 +7,7 @@ import pytest
 
 from hear.engines.testing import RULES, EngineUnderTest, check_rule
 from hear.seams import InferenceRequest, InferenceResult
-from tests.engines.vllm.engine import EngineCoreThread, fresh, make_request, start_core
+from tests.engines.vllm.engine import EngineCoreThread, fresh, make_request, of_tenant, start_core
 from tests.engines.vllm.real import NEEDS_VLLM
 
 pytestmark = NEEDS_VLLM
@@ -37,6 +37,7 @@ async def test_the_plug_in_keeps(rule: str, core: EngineCoreThread) -> None:
                 make_request=make_request,
                 long_output_tokens=600,
                 output_of=answer,
+                of_tenant=of_tenant,
                 quiet_s=0.1,
                 patience_s=10.0,
             )

@@ -24,6 +24,14 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print(os.getpid(), child.pid, flush=True)
 time.sleep(60)
 """
+SHARING = """
+import signal, time
+from multiprocessing import resource_tracker, shared_memory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+memory = shared_memory.SharedMemory(create=True, size=4096)
+print(resource_tracker._resource_tracker._pid, memory._name.lstrip("/"), flush=True)
+time.sleep(60)
+"""
 GENTLE = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
@@ -97,6 +105,19 @@ def test_what_does_not_end_in_time_is_killed_with_all_that_it_started() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(BOUND_S) == 128 + signal.SIGKILL
         assert all(ended(pid) for pid in pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux the two can be told apart")
+def test_shared_memory_of_what_was_killed_is_freed() -> None:
+    with supervised(SHARING) as process:
+        pid, name = first_line(process).split()
+        tracker = os.pidfd_open(int(pid))
+        assert Path("/dev/shm", name).exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(BOUND_S) == 128 + signal.SIGKILL
+        assert select.select([tracker], [], [], BOUND_S)[0], "the tracker still runs"
+        assert not Path("/dev/shm", name).exists()
+        os.close(tracker)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")

@@ -96,7 +96,7 @@ def engine(made: Engine) -> Engine:
 
 
 def test_the_tier_holds_as_many_blocks_as_its_bytes_allow(engine: Engine) -> None:
-    assert engine.order.cache_capacity == NUM_SECOND
+    assert engine.order.capacity == NUM_SECOND
 
 
 def test_an_evicted_prompt_comes_back_from_the_tier_with_the_same_answer(engine: Engine) -> None:

