@@ -87,6 +87,7 @@ class Host:
                 self.backend,
                 name=settings.name,
                 ranks=settings.ranks,
+                tenants=settings.tenants,
                 epoch=new_epoch(),
                 ledger=ledger,
                 endpoint=settings.endpoint,

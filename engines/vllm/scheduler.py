@@ -64,8 +64,11 @@ class HearMixin(_Over):
         super().__init__(vllm_config, *args, **kwargs)
         self.waiting = WaitingQueue()
         self.kv_holding_waiting = WaitingQueue()
-        # Whom to preempt goes by priority then, so that the protected are the last.
-        self.policy = SchedulingPolicy.PRIORITY
+        # Both are in HEAR's order, whatever the policy. Whom to preempt is for vLLM the last that
+        # runs, which ``Plugin.before_step`` sees to. Its own way by priority may preempt one that
+        # has been given tokens in the same step, and then leaves hashes on blocks that are never
+        # computed (vLLM's issue 57580), which others would reuse.
+        self.policy = SchedulingPolicy.FCFS
         try:
             self.hear = Plugin(self, settings)
             self.hear_host = Host(self.hear, self, settings)

@@ -20,6 +20,7 @@ from hear.engines.vllm import versions
 from hear.engines.vllm.launch import Settings, plan
 from hear.engines.vllm.process import PortInUseError, become, check_port, run_under_supervisor
 from hear.errors import BusError, ConfigError
+from hear.messages import DEFAULT_TENANT
 from hear.nursery import unwrapped
 from hear.supervisor import TRY_AGAIN
 
@@ -51,6 +52,11 @@ def own_options() -> argparse.ArgumentParser:
         default="",
         metavar="POLICY=N,...",
         help="ranks of policies in arbitration; higher prevails (0 for all)",
+    )
+    parser.add_argument(
+        "--tenant",
+        action="append",
+        help="who is told of the engine before their first request (may be given several times)",
     )
     parser.add_argument(
         "--endpoint", metavar="URL", help="where clients reach the server (from --host and --port)"
@@ -90,6 +96,7 @@ def run(namespace: argparse.Namespace) -> int:
         name=check_name(own.name),
         key=own.key,
         ranks=parse_ranks(own.ranks),
+        tenants=tuple(dict.fromkeys(own.tenant or (DEFAULT_TENANT,))),
         endpoint=own.endpoint,
         cpu_tier_gib=own.cpu_tier_gib,
     )
