@@ -24,6 +24,9 @@ PAUSE_S: Final = 0.01
 SLOTS: Final = 16
 """Requests that the engine serves at once; more wait."""
 
+NOBODY: Final = "nobody"
+"""A name that no engine has: what is sent to it costs the bus, and is answered by none."""
+
 LAST_S: Final = 20.0
 _TICK_S: Final = 0.002
 
@@ -156,15 +159,20 @@ async def flood(url: str, engine: str, seconds: float, rate: int) -> int:
                 control, key = _flooding(number, engine, operation, trio.current_time())
                 bus.publish(sequencer.wrap(control, key, trio.current_time()))
             await trio.sleep(_TICK_S)
-        if engine != "nobody":
+        if engine != NOBODY:
             with trio.move_on_after(LAST_S):
                 while len(ends) < len(sent):
                     heard = trio.Event()
                     await heard.wait()
         nursery.cancel_scope.cancel()
-    counts = [ends[operation] for operation in sent]
-    told = {"sent": len(sent), "ended": sum(1 for count in counts if count)}
-    told |= {"lost": counts.count(0), "ended_twice": sum(1 for count in counts if count > 1)}
+    told: dict[str, int | None] = {"sent": len(sent)}
+    if engine == NOBODY:
+        told |= dict.fromkeys(("ended", "lost", "ended_twice"))
+    else:
+        counts = [ends[operation] for operation in sent]
+        told["ended"] = sum(1 for count in counts if count)
+        told["lost"] = counts.count(0)
+        told["ended_twice"] = sum(1 for count in counts if count > 1)
     print(json.dumps(told))
     return 0
 
