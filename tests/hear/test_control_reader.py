@@ -6,7 +6,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from hear import control_reader
 from hear.buses.memory import MemoryBus
 from hear.control_reader import SLICE, ControlReader
 from hear.delivery import Sequencer
@@ -36,7 +35,7 @@ async def test_a_reader_rests_as_its_share_says(
     share: float, rest_s: float, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spent = count()
-    monkeypatch.setattr(control_reader.time, "thread_time", lambda: next(spent) * 0.1)
+    monkeypatch.setattr("hear.control_reader.time.thread_time", lambda: next(spent) * 0.1)
     engine, sender = Engine(), Sequencer("p")
     async with MemoryBus() as bus, trio.open_nursery() as nursery:
         async with ControlReader(bus, engine, share=share) as reader:
