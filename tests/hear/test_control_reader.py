@@ -37,15 +37,18 @@ async def test_a_reader_rests_as_its_share_says(
     spent = count()
     monkeypatch.setattr("hear.control_reader.time.thread_time", lambda: next(spent) * 0.1)
     engine, sender = Engine(), Sequencer("p")
-    async with MemoryBus() as bus, trio.open_nursery() as nursery:
-        async with ControlReader(bus, engine, share=share) as reader:
-            nursery.start_soon(reader.run)
-            for number in range(3 * SLICE + 1):
-                key = Key(engine="e0", request=f"r{number}", operation=sender.next_id())
-                bus.publish(sender.wrap(Prioritise(priority=1), key, trio.current_time()))
-            start_s = trio.current_time()
-            await trio.sleep(60)
-            nursery.cancel_scope.cancel()
+    async with (
+        MemoryBus() as bus,
+        trio.open_nursery() as nursery,
+        ControlReader(bus, engine, share=share) as reader,
+    ):
+        nursery.start_soon(reader.run)
+        for number in range(3 * SLICE + 1):
+            key = Key(engine="e0", request=f"r{number}", operation=sender.next_id())
+            bus.publish(sender.wrap(Prioritise(priority=1), key, trio.current_time()))
+        start_s = trio.current_time()
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
     assert len(engine.came_s) == 3 * SLICE + 1
     slices = sorted(set(engine.came_s))
     expected = [start_s + rest_s * number for number in range(4)] if rest_s else [start_s]
