@@ -25,6 +25,9 @@ _log = structlog.get_logger("hear.controls")
 CAPACITY = 65_536
 """Controls that may wait to be taken in."""
 
+BURST_S = 0.2
+"""Processor time that controls may take at once, where they may take a share of it only."""
+
 SLICE = 32
 """Controls that are taken in at a stretch."""
 
@@ -58,11 +61,14 @@ class ControlReader:
     ) -> None:
         """Read the controls of one tenant, or of all.
 
-        ``share`` (0, 1] is how much of a processor may go into it. Where an engine runs in the
-        same process a flood of controls must not take its time; they wait on the bus meanwhile.
+        ``share`` (0, 1] is how much of a processor may go into it, beyond a burst of ``BURST_S``.
+        Where an engine runs in the same process a flood of controls must not take its time; they
+        wait on the bus meanwhile.
         """
         self._bus = bus
         self._share = share
+        self._credit_s = BURST_S
+        self._counted_s = -inf
         self._instance = instance
         whose = "*" if tenant is None else token(tenant)
         self._pattern = f"control.{whose}.{token(instance.name)}.>"
@@ -110,6 +116,15 @@ class ControlReader:
                 for envelope in batch[start : start + SLICE]:
                     self._instance.take_in(envelope, now)
                 self._instance.expire(now)
-                if self._share < 1:
-                    spent_s = time.thread_time() - began_s
-                    await trio.sleep(spent_s / self._share - spent_s)
+                await self._rest(time.thread_time() - began_s)
+
+    async def _rest(self, spent_s: float) -> None:
+        """Make up for processor time that was spent beyond what there was credit for."""
+        if self._share >= 1:
+            return
+        now = trio.current_time()
+        earned_s = min((now - self._counted_s) * self._share, BURST_S)
+        self._counted_s = now
+        self._credit_s = min(self._credit_s + earned_s, BURST_S) - spent_s
+        if self._credit_s < 0:
+            await trio.sleep(-self._credit_s / self._share)
