@@ -37,6 +37,7 @@ class Settings(NamedTuple):
     tenants: tuple[str, ...] = (DEFAULT_TENANT,)
     endpoint: str | None = None
     cpu_tier_gib: float | None = None
+    ledger: Path | None = None
 
 
 class Plan(NamedTuple):
@@ -174,6 +175,7 @@ def _additional(options: Options, settings: Settings) -> dict[str, Any]:
         "key": None if settings.key is None else str(settings.key.absolute()),
         "ranks": dict(settings.ranks),
         "tenants": list(settings.tenants),
+        "ledger": None if settings.ledger is None else str(settings.ledger.absolute()),
         "endpoint": settings.endpoint or _endpoint(options, settings.bus),
     }
     return {**given, "hear": own}

@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import Final, NoReturn
 
 import trio
@@ -13,7 +14,9 @@ from hear.connection import (
     add_bus_arguments,
     check_name,
     check_url,
+    cluster_directory,
     connected,
+    make_run_directory,
 )
 from hear.engines.command import parse_ranks
 from hear.engines.vllm import versions
@@ -62,6 +65,13 @@ def own_options() -> argparse.ArgumentParser:
         "--endpoint", metavar="URL", help="where clients reach the server (from --host and --port)"
     )
     parser.add_argument(
+        "--ledger",
+        type=Path,
+        metavar="FILE",
+        help="what became of operations, so that none acts twice if the engine is killed (a file "
+        "beside the sockets of this user)",
+    )
+    parser.add_argument(
         "--cpu-tier-gib",
         type=_gib,
         metavar="N",
@@ -99,6 +109,7 @@ def run(namespace: argparse.Namespace) -> int:
         tenants=tuple(dict.fromkeys(own.tenant or (DEFAULT_TENANT,))),
         endpoint=own.endpoint,
         cpu_tier_gib=own.cpu_tier_gib,
+        ledger=own.ledger or cluster_directory(own.bus) / f"{own.name}.ledger",
     )
     check_url(settings.bus)
     vllm = versions.require(untested=own.untested)
@@ -116,6 +127,9 @@ def run(namespace: argparse.Namespace) -> int:
         # An earlier one may still be about to end; whoever keeps this running tries again.
         print(f"hear: {error}", file=sys.stderr)
         return TRY_AGAIN
+    if own.ledger is None:
+        make_run_directory()
+        cluster_directory(own.bus).mkdir(mode=0o700, exist_ok=True)
     if not own.with_parent:
         _say_if_alone(settings)
         become(made.command, made.environment)
