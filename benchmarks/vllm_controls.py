@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 import trio
@@ -11,7 +12,7 @@ import trio
 from hear.clock import new_epoch
 from hear.codec import open_body
 from hear.connection import connected
-from hear.delivery import Sequencer
+from hear.delivery import Outbox, Sequencer
 from hear.errors import EngineError
 from hear.messages import Control, Envelope, Key, OperationOutcome, Prioritise, Retain
 from hear.operation import TERMINAL
@@ -24,7 +25,12 @@ PAUSE_S: Final = 0.01
 SLOTS: Final = 16
 """Requests that the engine serves at once; more wait."""
 
-LAST_S: Final = 20.0
+NOBODY: Final = "nobody"
+"""A name that no engine has: what is sent to it costs the bus, and is answered by none."""
+
+LAST_S: Final = 240.0
+"""How long a flood's last outcomes may take: an engine gives controls a share of its time."""
+
 _TICK_S: Final = 0.002
 
 
@@ -121,8 +127,10 @@ async def flood(url: str, engine: str, seconds: float, rate: int) -> int:
 
     They are of two kinds in turns: priorities of requests that are not there, which the engine's
     intake keeps until their deadline, and leases of a context, which its scheduler has to look at.
+    As every sender does, it says again what has not been answered.
     """
     sent: set[str] = set()
+    outbox = Outbox()
     ends: Counter[str] = Counter()
     sequencer = Sequencer("flood", new_epoch())
     async with (
@@ -143,6 +151,7 @@ async def flood(url: str, engine: str, seconds: float, rate: int) -> int:
                     operation = envelope.key.operation or ""
                     if operation not in sent or not isinstance(outcome, OperationOutcome):
                         continue
+                    outbox.hear(envelope.key, outcome)
                     if outcome.status in TERMINAL:
                         ends[operation] += 1
                 heard.set()
@@ -153,18 +162,30 @@ async def flood(url: str, engine: str, seconds: float, rate: int) -> int:
             for number in range(len(sent), int(passed_s * rate)):
                 operation = sequencer.next_id()
                 sent.add(operation)
-                control, key = _flooding(number, engine, operation, trio.current_time())
-                bus.publish(sequencer.wrap(control, key, trio.current_time()))
+                now = trio.current_time()
+                control, key = _flooding(number, engine, operation, now)
+                envelope = sequencer.wrap(control, key, now)
+                bus.publish(envelope)
+                if engine != NOBODY:
+                    outbox.submit(envelope, control, now, now + LAST_S)
             await trio.sleep(_TICK_S)
-        if engine != "nobody":
+        if engine != NOBODY:
             with trio.move_on_after(LAST_S):
                 while len(ends) < len(sent):
                     heard = trio.Event()
-                    await heard.wait()
+                    with trio.move_on_at(outbox.next_due() or inf):
+                        await heard.wait()
+                    for envelope in outbox.due(trio.current_time())[0]:
+                        bus.publish(envelope)
         nursery.cancel_scope.cancel()
-    counts = [ends[operation] for operation in sent]
-    told = {"sent": len(sent), "ended": sum(1 for count in counts if count)}
-    told |= {"lost": counts.count(0), "ended_twice": sum(1 for count in counts if count > 1)}
+    told: dict[str, int | None] = {"sent": len(sent)}
+    if engine == NOBODY:
+        told |= dict.fromkeys(("ended", "lost", "ended_twice"))
+    else:
+        counts = [ends[operation] for operation in sent]
+        told["ended"] = sum(1 for count in counts if count)
+        told["lost"] = counts.count(0)
+        told["ended_twice"] = sum(1 for count in counts if count > 1)
     print(json.dumps(told))
     return 0
 

@@ -31,7 +31,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.vllm_controls import Engine, Latencies, flood, latencies
+from benchmarks.vllm_controls import NOBODY, Engine, Latencies, flood, latencies
 from hear.blocks import pack
 from hear.connection import connected, run
 from hear.errors import ConfigError, EngineError
@@ -220,13 +220,14 @@ async def latency(server: Server, sizes: Sizes, found: Found) -> None:
 async def floods(server: Server, url: str, sizes: Sizes, found: Found) -> None:
     """Decode with no flood, with one past the engine, and with one at it, in turns."""
     for turn in range(sizes.floods):
-        ways = [None, "nobody", ENGINE_NAME]
+        ways = [None, NOBODY, ENGINE_NAME]
         for target in ways[turn % 3 :] + ways[: turn % 3]:
             found.flood.append(await _flooded(server, url, target, sizes))
 
 
 async def _flooded(server: Server, url: str, target: str | None, sizes: Sizes) -> dict[str, Any]:
-    told: dict[str, Any] = {"at": target, "sent": 0, "ended": 0, "lost": 0, "ended_twice": 0}
+    told: dict[str, Any] = {"at": target}
+    told |= dict.fromkeys(("sent", "ended", "lost", "ended_twice"))
     rates: list[float] = []
     done = trio.Event()
 
@@ -329,7 +330,8 @@ def show(found: Found, console: Console) -> None:
     if found.flood:
         table = Table("flood at", "tokens/s", "sent", "ended", "lost", "ended twice")
         for told in found.flood:
-            counts = [f"{told[name]:,}" for name in ("sent", "ended", "lost", "ended_twice")]
+            values = (told[name] for name in ("sent", "ended", "lost", "ended_twice"))
+            counts = ["-" if value is None else f"{value:,}" for value in values]
             table.add_row(told["at"] or "none", f"{told['tokens_per_s']:,.0f}", *counts)
         console.print(table)
 

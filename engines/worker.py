@@ -46,6 +46,7 @@ class EngineWorker:
         epoch: int = 1,
         ledger: Ledger | None = None,
         endpoint: str = "",
+        share: float = 1.0,
         pressure_interval_s: float = 0.5,
         restart_delay_s: float = 1.0,
         max_restarts: int = 8,
@@ -61,6 +62,7 @@ class EngineWorker:
             ledger: what became of operations under earlier workers of this engine; the worker
                 notes there what becomes of its own.
             endpoint: the address of the engine's data path, to be told with its capabilities.
+            share: how much of a processor may go into controls (``hear.control_reader``).
 
         Raises:
             ConfigError: there are too many tenants, or one cannot be named in a subject.
@@ -76,6 +78,7 @@ class EngineWorker:
         if ledger is not None:
             ledger.fail_interrupted()
         self._max_tenants = max_tenants
+        self._share = share
         self._desks: dict[str, Desk] = {}
         for tenant in dict.fromkeys(tenants):
             if self._make_desk(tenant) is None:
@@ -109,7 +112,7 @@ class EngineWorker:
         for desk in self._desks.values():
             for subject, provider in desk.providers().items():
                 self._bus.provide_snapshots(subject, provider)
-        async with ControlReader(self._bus, self) as controls:
+        async with ControlReader(self._bus, self, share=self._share) as controls:
             for desk in self._desks.values():
                 desk.introduce()
                 if self._ledger is not None:

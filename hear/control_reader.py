@@ -5,7 +5,8 @@ ended in time, and with another subscription when they were cut off from one for
 becomes of a control, and what to do about it, is the instance's.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from math import inf
 from types import TracebackType
@@ -23,6 +24,12 @@ _log = structlog.get_logger("hear.controls")
 
 CAPACITY = 65_536
 """Controls that may wait to be taken in."""
+
+BURST_S = 0.2
+"""Processor time that controls may take at once, where they may take a share of it only."""
+
+SLICE = 32
+"""Controls that are taken in at a stretch."""
 
 
 class Instance(Protocol):
@@ -49,9 +56,19 @@ class Instance(Protocol):
 class ControlReader:
     """A subscription to the controls for one instance."""
 
-    def __init__(self, bus: Bus, instance: Instance, *, tenant: str | None = None) -> None:
-        """Read the controls of one tenant, or of all."""
+    def __init__(
+        self, bus: Bus, instance: Instance, *, tenant: str | None = None, share: float = 1.0
+    ) -> None:
+        """Read the controls of one tenant, or of all.
+
+        ``share`` (0, 1] is how much of a processor may go into it, beyond a burst of ``BURST_S``.
+        Where an engine runs in the same process a flood of controls must not take its time; they
+        wait on the bus meanwhile.
+        """
         self._bus = bus
+        self._share = share
+        self._credit_s = BURST_S
+        self._counted_s = -inf
         self._instance = instance
         whose = "*" if tenant is None else token(tenant)
         self._pattern = f"control.{whose}.{token(instance.name)}.>"
@@ -90,10 +107,24 @@ class ControlReader:
 
     async def _take_in(self) -> None:
         while True:
-            batch: Iterable[Envelope] = ()
+            batch: Sequence[Envelope] = ()
             with trio.move_on_at(self._instance.next_expiry() or inf):
                 batch = await self._controls.receive()
-            now = trio.current_time()
-            for envelope in batch:
-                self._instance.take_in(envelope, now)
-            self._instance.expire(now)
+            for start in range(0, len(batch) or 1, SLICE):
+                began_s = time.thread_time()
+                now = trio.current_time()
+                for envelope in batch[start : start + SLICE]:
+                    self._instance.take_in(envelope, now)
+                self._instance.expire(now)
+                await self._rest(time.thread_time() - began_s)
+
+    async def _rest(self, spent_s: float) -> None:
+        """Make up for processor time that was spent beyond what there was credit for."""
+        if self._share >= 1:
+            return
+        now = trio.current_time()
+        earned_s = min((now - self._counted_s) * self._share, BURST_S)
+        self._counted_s = now
+        self._credit_s = min(self._credit_s + earned_s, BURST_S) - spent_s
+        if self._credit_s < 0:
+            await trio.sleep(-self._credit_s / self._share)

@@ -10,7 +10,7 @@ evicts). Copies travel over one link each way, first come first served.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from hear.blocks import pack
 from hear.engines.chains import chains_of
@@ -24,13 +24,8 @@ GPU: Final = "gpu"
 CPU: Final = "cpu"
 
 
-class _Change(NamedTuple):
-    """A block that a tier has stored or removed."""
-
-    stored: bool
-    tier: str
-    block: int
-    parent: int | None
+_Change = tuple[bool, str, int, int | None]
+"""Whether a tier has stored or removed a block, the tier, the block, and its parent."""
 
 
 class KvCache:
@@ -129,9 +124,11 @@ class KvCache:
 
     def chains(self, owner: int = 0) -> Iterable[BlocksStored]:
         """All resident blocks of the tenant with this number, as chains."""
-        own = [block for block in self._parents if owner_of(block) == owner]
+        own = [(b, parent) for b, parent in self._parents.items() if owner_of(b) == owner]
         for tier, held in ((GPU, self.on_gpu), (CPU, self.on_cpu)):
-            yield from _own_chains(tier, ((b, self._parents[b]) for b in own if held(b)))
+            present = [(True, tier, block, parent) for block, parent in own if held(block)]
+            rows = _by_hash(owner, present)
+            yield from chains_of(tier, ((block, parent) for _, _, block, parent in rows))
 
     def drain_changes(self) -> dict[int, list[BlockChange]]:
         """The changes of residency since this was last asked, as few and as long as may be.
@@ -141,10 +138,13 @@ class KvCache:
         rows, self._changes = self._changes, []
         if not rows:
             return {}
-        owners = dict.fromkeys(owner_of(row.block) for row in rows)
+        owners = sorted({owner_of(block) for _, _, block, _ in rows})
         if len(owners) == 1:
-            return {owner: _changes(rows) for owner in owners}
-        return {o: _changes([row for row in rows if owner_of(row.block) == o]) for o in owners}
+            return {owners[0]: _changes(_by_hash(owners[0], rows))}
+        return {
+            owner: _changes(_by_hash(owner, [row for row in rows if owner_of(row[2]) == owner]))
+            for owner in owners
+        }
 
     # -- GPU blocks ---------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class KvCache:
                 self._left(CPU, self._cpu.pop())
             self._cpu.add(block, self._leases.rank(block))
             self._parents[block] = parent
-            self._changes.append(_Change(True, CPU, block, parent))
+            self._changes.append((True, CPU, block, parent))
         return arrived
 
     def next_settle(self) -> float | None:
@@ -299,7 +299,7 @@ class KvCache:
             self._refs[name] = 1
             return name
         self._refs[block] = 1
-        self._changes.append(_Change(True, GPU, block, parent))
+        self._changes.append((True, GPU, block, parent))
         self._parents[block] = parent
         if not self.inclusive and block in self._cpu:
             self.drop_cpu(block)
@@ -311,14 +311,24 @@ class KvCache:
         self._left(CPU, block)
 
     def _left(self, tier: str, block: int) -> None:
-        self._changes.append(_Change(False, tier, block, None))
+        self._changes.append((False, tier, block, None))
         if not (self.on_gpu(block) or block in self._cpu or block in self._storing_blocks):
             del self._parents[block]
             self._on_lost(block)
 
 
+def _by_hash(owner: int, rows: list[_Change]) -> list[_Change]:
+    """Changes of the blocks of one tenant, in the hashes by which it knows them."""
+    if not owner:
+        return rows
+    return [
+        (stored, tier, hash_of(block), None if parent is None else hash_of(parent))
+        for stored, tier, block, parent in rows
+    ]
+
+
 def _changes(rows: Sequence[_Change]) -> list[BlockChange]:
-    """The changes of one tenant's blocks, in order, neighbours that are alike together."""
+    """The changes of one tenant, as few and as long as may be."""
     changes: list[BlockChange] = []
     start = 0
     while start < len(rows):
@@ -328,14 +338,9 @@ def _changes(rows: Sequence[_Change]) -> list[BlockChange]:
             end += 1
         run = rows[start:end]
         if stored:
-            changes.extend(_own_chains(tier, ((row.block, row.parent) for row in run)))
+            changes.extend(chains_of(tier, ((block, parent) for _, _, block, parent in run)))
         else:
-            removed = pack(hash_of(row.block) for row in run)
+            removed = pack(block for _, _, block, _ in run)
             changes.append(BlocksRemoved(tier=tier, prefix_hashes=removed))
         start = end
     return changes
-
-
-def _own_chains(tier: str, blocks: Iterable[tuple[int, int | None]]) -> Iterable[BlocksStored]:
-    """Blocks of one tenant and their parents as chains, by the hashes of that tenant."""
-    return chains_of(tier, ((hash_of(b), None if p is None else hash_of(p)) for b, p in blocks))

@@ -1,11 +1,14 @@
 """Between the engine's thread and HEAR's: commands one way, news the other.
 
 vLLM's scheduler may be touched on the engine's thread alone, and the bus on HEAR's alone. Neither
-ever waits for the other. The engine's thread drains commands where it is between steps; an idle one
-blocks on its input queue and has to be woken for them. News are handed over in batches, since each
-hand-over costs HEAR's thread a turn of the interpreter, which the engine's could use.
+waits for the other for long. While a step computes nobody touches the scheduler, so HEAR's thread
+carries commands out itself then (``Window``); else the engine's thread drains them between steps,
+and an idle one, which blocks on its input queue, has to be woken for them. News are handed over in
+batches, since each hand-over costs HEAR's thread a turn of the interpreter, which the engine's
+could use.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,11 +76,58 @@ class News:
     timer_s: float | None = None
 
 
+class Window:
+    """The times in which the engine's thread is not in its scheduler, because a step computes.
+
+    The engine's thread holds a lock at all other times. It opens the window when it leaves the
+    scheduler with a step to compute, and closes it before whatever it does there next; if HEAR's
+    thread is in it at that moment, it waits until that has come out, which takes microseconds.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._is_open = False
+        self._inside: int | None = None
+
+    def open(self) -> None:
+        """Let HEAR's thread in."""
+        if not self._is_open:
+            self._is_open = True
+            self._lock.release()
+
+    def close(self) -> bool:
+        """Let it in no more; whether it was open. What it does inside may come through here too."""
+        if not self._is_open or self._inside == threading.get_ident():
+            return False
+        self._lock.acquire()
+        self._is_open = False
+        return True
+
+    def use(self, work: Callable[[], None]) -> bool:
+        """Do something inside, if it is open; whether it was done."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._inside = threading.get_ident()
+        try:
+            work()
+        finally:
+            self._inside = None
+            self._lock.release()
+        return True
+
+
 class Bridge:
-    """The two queues. ``wake_engine`` is set by whoever runs the engine's thread."""
+    """The two queues, and the window.
+
+    ``wake_engine`` is set by whoever runs the engine's thread, and ``drain`` by whoever carries
+    commands out.
+    """
 
     def __init__(self) -> None:
         self.wake_engine: Callable[[], None] = lambda: None
+        self.drain: Callable[[], None] = lambda: None
+        self.window = Window()
         self._commands: deque[Command] = deque()
         self._news: deque[News] = deque()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -94,9 +144,10 @@ class Bridge:
         self._hand_over()
 
     def command(self, command: Command) -> None:
-        """Have the engine's thread carry out a command as soon as it is between steps."""
+        """Have a command carried out, as soon as nobody else is in the scheduler."""
         self._commands.append(command)
-        self.wake_engine()
+        if not self.window.use(self.drain):
+            self.wake_engine()
 
     def _hand_over(self) -> None:
         self._handing_over = False

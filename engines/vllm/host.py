@@ -26,6 +26,9 @@ _log = structlog.get_logger("hear.vllm")
 RETRY_S: Final = (0.2, 5.0)
 """Shortest and longest time between attempts to join the bus."""
 
+CONTROL_SHARE: Final = 0.1
+"""How much of a processor controls may take, of which the engine's own thread needs one."""
+
 STOP_WITHIN_S: Final = 1.0
 """How long an engine that ends waits for this thread to leave the bus."""
 
@@ -87,9 +90,11 @@ class Host:
                 self.backend,
                 name=settings.name,
                 ranks=settings.ranks,
+                tenants=settings.tenants,
                 epoch=new_epoch(),
                 ledger=ledger,
                 endpoint=settings.endpoint,
+                share=CONTROL_SHARE,
             )
             _log.info("bus.joined", engine=settings.name, bus=url)
             await worker.run()

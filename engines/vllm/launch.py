@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from hear.engines.vllm.options import Options
 from hear.engines.vllm.versions import Installed, require
 from hear.errors import ConfigError
+from hear.messages import DEFAULT_TENANT
 
 SCHEDULER: Final = "hear.engines.vllm.scheduler.HearScheduler"
 ASYNC_SCHEDULER: Final = "hear.engines.vllm.scheduler.HearAsyncScheduler"
@@ -33,8 +34,10 @@ class Settings(NamedTuple):
     name: str
     key: Path | None = None
     ranks: Mapping[str, int] = {}
+    tenants: tuple[str, ...] = (DEFAULT_TENANT,)
     endpoint: str | None = None
     cpu_tier_gib: float | None = None
+    ledger: Path | None = None
 
 
 class Plan(NamedTuple):
@@ -65,8 +68,6 @@ def plan(
     added: list[str] = []
     if options.last("--scheduler-cls") is None:
         added += _scheduler(options, vllm)
-    if options.last("--scheduling-policy") is None:
-        added += ["--scheduling-policy", "priority"]
     if options.switch(_SWITCH_ON) is None:
         added += [_SWITCH_ON]
     if options.last("--prefix-caching-hash-algo") is None:
@@ -166,13 +167,15 @@ def _additional(options: Options, settings: Settings) -> dict[str, Any]:
     if "hear" in given:
         raise ConfigError(
             "--additional-config: has a key 'hear', expected HEAR's own options instead: --bus, "
-            "--name, --key, --ranks, --endpoint"
+            "--name, --key, --ranks, --tenant, --endpoint"
         )
     own = {
         "name": settings.name,
         "bus": settings.bus,
         "key": None if settings.key is None else str(settings.key.absolute()),
         "ranks": dict(settings.ranks),
+        "tenants": list(settings.tenants),
+        "ledger": None if settings.ledger is None else str(settings.ledger.absolute()),
         "endpoint": settings.endpoint or _endpoint(options, settings.bus),
     }
     return {**given, "hear": own}
@@ -205,12 +208,6 @@ def _check_scheduling(options: Options, settings: Settings) -> None:
         raise ConfigError(
             f"--scheduler-cls: got {scheduler!r}, but HEAR needs its own; leave it out, or use "
             "hear vllm attach"
-        )
-    policy = options.last("--scheduling-policy")
-    if policy not in (None, "priority"):
-        raise ConfigError(
-            f"--scheduling-policy: got {policy!r}, but HEAR needs 'priority' to order requests; "
-            "all have the same until a policy of HEAR says otherwise, so leave it out"
         )
     if options.switch(_SWITCH_ON) is False:
         raise ConfigError(

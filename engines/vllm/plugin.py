@@ -152,8 +152,11 @@ class Plugin:
     # -- steps --------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """vLLM is about to schedule."""
+        """vLLM is about to schedule. If it has to preempt, it takes the last that runs."""
         self.turn()
+        running = self._scheduler.running
+        if any([request.priority for request in running]):
+            running.sort(key=_importance)
         self._step_began_s = time.monotonic()
 
     def scheduled(self, output: Any) -> None:
@@ -316,3 +319,8 @@ class Plugin:
             prompt_tokens=request.num_prompt_tokens,
             output_tokens=request.num_output_tokens,
         )
+
+
+def _importance(request: Any) -> tuple[int, float]:
+    """What vLLM's priority scheduling goes by when it preempts; the greatest is preempted first."""
+    return request.priority, request.arrival_time

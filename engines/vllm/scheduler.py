@@ -15,6 +15,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType
 
+from hear.engines.vllm.bridge import Window
 from hear.engines.vllm.host import Host
 from hear.engines.vllm.plugin import Plugin
 from hear.engines.vllm.settings import settings_of
@@ -52,6 +53,8 @@ class HearMixin(_Over):
     kv_event_publisher: Any
     hear: Plugin | None = None
     hear_host: Host | None = None
+    _window = Window()
+    """Of the plug-in; this one, without it, is nobody's."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         settings = settings_of(vllm_config.additional_config)
@@ -64,8 +67,11 @@ class HearMixin(_Over):
         super().__init__(vllm_config, *args, **kwargs)
         self.waiting = WaitingQueue()
         self.kv_holding_waiting = WaitingQueue()
-        # Whom to preempt goes by priority then, so that the protected are the last.
-        self.policy = SchedulingPolicy.PRIORITY
+        # Both are in HEAR's order, whatever the policy. Whom to preempt is for vLLM the last that
+        # runs, which ``Plugin.before_step`` sees to. Its own way by priority may preempt one that
+        # has been given tokens in the same step, and then leaves hashes on blocks that are never
+        # computed (vLLM's issue 57580), which others would reuse.
+        self.policy = SchedulingPolicy.FCFS
         try:
             self.hear = Plugin(self, settings)
             self.hear_host = Host(self.hear, self, settings)
@@ -75,6 +81,8 @@ class HearMixin(_Over):
         self.kv_event_publisher = _Tee(
             self.kv_event_publisher, lambda events: self._tell("kv_events", events)
         )
+        self.hear.bridge.drain = lambda: self._tell("turn")
+        self._window = self.hear.bridge.window
         self.hear_host.start()
 
     def _tell(self, hook: str, *args: Any) -> None:
@@ -96,12 +104,18 @@ class HearMixin(_Over):
             host.stop(wait=False)
 
     def add_request(self, request: Any) -> None:
+        self._window.close()
         is_new = request.request_id not in self.requests
         super().add_request(request)
         if is_new and request.request_id in self.requests:
             self._tell("added", request)
 
+    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        self._window.close()
+        return super().finish_requests(*args, **kwargs)
+
     def has_requests(self) -> bool:
+        self._window.close()
         self._tell("turn")
         has_some: bool = super().has_requests()
         if not has_some:
@@ -109,12 +123,24 @@ class HearMixin(_Over):
         return has_some
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._window.close()
         self._tell("before_step")
         output = super().schedule(*args, **kwargs)
         self._tell("scheduled", output)
+        if output.total_num_scheduled_tokens:
+            self._window.open()
         return output
 
+    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
+        # Called while a step computes, or is about to.
+        was_open = self._window.close()
+        bitmask = super().get_grammar_bitmask(*args, **kwargs)
+        if was_open:
+            self._window.open()
+        return bitmask
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self._window.close()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._tell("stepped", scheduler_output)
         return outputs

@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import Final, NoReturn
 
 import trio
@@ -13,13 +14,16 @@ from hear.connection import (
     add_bus_arguments,
     check_name,
     check_url,
+    cluster_directory,
     connected,
+    make_run_directory,
 )
 from hear.engines.command import parse_ranks
 from hear.engines.vllm import versions
 from hear.engines.vllm.launch import Settings, plan
 from hear.engines.vllm.process import PortInUseError, become, check_port, run_under_supervisor
 from hear.errors import BusError, ConfigError
+from hear.messages import DEFAULT_TENANT
 from hear.nursery import unwrapped
 from hear.supervisor import TRY_AGAIN
 
@@ -53,7 +57,19 @@ def own_options() -> argparse.ArgumentParser:
         help="ranks of policies in arbitration; higher prevails (0 for all)",
     )
     parser.add_argument(
+        "--tenant",
+        action="append",
+        help="who is told of the engine before their first request (may be given several times)",
+    )
+    parser.add_argument(
         "--endpoint", metavar="URL", help="where clients reach the server (from --host and --port)"
+    )
+    parser.add_argument(
+        "--ledger",
+        type=Path,
+        metavar="FILE",
+        help="what became of operations, so that none acts twice if the engine is killed (a file "
+        "beside the sockets of this user)",
     )
     parser.add_argument(
         "--cpu-tier-gib",
@@ -90,8 +106,10 @@ def run(namespace: argparse.Namespace) -> int:
         name=check_name(own.name),
         key=own.key,
         ranks=parse_ranks(own.ranks),
+        tenants=tuple(dict.fromkeys(own.tenant or (DEFAULT_TENANT,))),
         endpoint=own.endpoint,
         cpu_tier_gib=own.cpu_tier_gib,
+        ledger=own.ledger or cluster_directory(own.bus) / f"{own.name}.ledger",
     )
     check_url(settings.bus)
     vllm = versions.require(untested=own.untested)
@@ -109,6 +127,9 @@ def run(namespace: argparse.Namespace) -> int:
         # An earlier one may still be about to end; whoever keeps this running tries again.
         print(f"hear: {error}", file=sys.stderr)
         return TRY_AGAIN
+    if own.ledger is None:
+        make_run_directory()
+        cluster_directory(own.bus).mkdir(mode=0o700, exist_ok=True)
     if not own.with_parent:
         _say_if_alone(settings)
         become(made.command, made.environment)

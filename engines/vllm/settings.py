@@ -6,19 +6,22 @@ import msgspec
 
 from hear.connection import check_name, check_url
 from hear.errors import ConfigError
+from hear.messages import DEFAULT_TENANT
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ``--additional-config '{"hear": {...}}'`` holds.
 
     ``bus`` is an address, or "memory" if a test hands the plug-in its bus; ``endpoint`` is where
-    clients send requests; ``ledger`` is a file.
+    clients send requests; ``ledger`` is a file; ``tenants`` are told of the engine at once, others
+    with their first request.
     """
 
     name: str = "vllm0"
     bus: str = ""
     key: str | None = None
     ranks: dict[str, int] = {}
+    tenants: tuple[str, ...] = (DEFAULT_TENANT,)
     endpoint: str = ""
     ledger: str | None = None
     max_lease_s: float = 3600.0

@@ -3,11 +3,18 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
 from hear import cli
+from hear.clock import SharedClock
+from hear.connection import connected
+from hear.errors import EngineError
+from hear.harnesses.bench import servers
+from hear.harnesses.replay.live import find_engines
 
 HEAR = (sys.executable, "-m", "hear.cli")
 SMALL = ["--sessions", "3", "--turns", "2", "--context", "300:600", "--rate", "50", "--think", "0"]
@@ -44,6 +51,50 @@ def test_arms_are_served_by_processes_of_their_own_and_all_is_written(tmp_path: 
         "round 2 of 2, fcfs",
     ]
     assert (tmp_path / "logs" / "1-0" / "engine0.log").exists()
+
+
+async def _bench_a_running_engine(folder: Path, rows: Path) -> tuple[int, str, str]:
+    """Serve two arms on an engine that runs already; and try one that is not on its bus."""
+    url = f"ipc://{folder}/bus"
+    engine = servers.simulated("mine", "rtx-pro-6000-qwen3-8b", 32, url, "cache-aware=1")
+
+    async def told() -> str:
+        async with connected(url, name="probe") as bus:
+            engines = await find_engines(bus, within_s=0.2)
+            if "mine" not in engines:
+                raise EngineError("not yet")
+            return engines["mine"].endpoint
+
+    with trio.fail_after(100):
+        async with (
+            servers.running(servers.hub(url), folder),
+            servers.running(engine, folder) as server,
+        ):
+            endpoint = await server.until(told, "starting", 30)
+            arms = ["--policy", "fcfs,cache-aware", "--json", str(rows), "--bus", url]
+            command = [*HEAR, "bench", *SMALL, *arms, "--engine-url"]
+            run = partial(trio.run_process, capture_stdout=True, capture_stderr=True, check=False)
+            done = await run([*command, endpoint])
+            other = await run([*command, "sim+tcp://127.0.0.1:9"])
+    return done.returncode, done.stderr.decode(), other.stderr.decode()
+
+
+def test_arms_follow_each_other_on_an_engine_that_runs_already(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.json"
+    main = partial(_bench_a_running_engine, tmp_path, rows)
+    code, said, of_other = trio.run(main, clock=SharedClock())
+    assert code == 0, said
+    written = json.loads(rows.read_text())
+    assert [(row["policy"], row["engine"]) for row in written["rows"]] == [
+        ("fcfs", "Qwen3-8B"),
+        ("cache-aware", "Qwen3-8B"),
+    ]
+    # Both arms found the cache as good as empty: the first turns of neither reuse anything.
+    first, second = written["rows"]
+    assert second["reuse_all_pct"] == pytest.approx(first["reuse_all_pct"], abs=5)
+    assert of_other.startswith("hear: --engine-url sim+tcp://127.0.0.1:9: on ipc://")
+    assert "mine at sim+tcp://127.0.0.1:" in of_other
+    assert of_other.count("\n") == 1
 
 
 @pytest.mark.parametrize(

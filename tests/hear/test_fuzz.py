@@ -35,6 +35,7 @@ from hear.messages import (
     WaitingRequest,
 )
 from hear.residency import ResidencyDirectory
+from hear.seams import Verdict
 from hear.subjects import token
 
 
@@ -333,7 +334,9 @@ def test_timers_of_what_was_cancelled_do_not_pile_up() -> None:
         key = Key(request="never", operation=f"op{number}")
         intake.receive(policy.wrap(control, key, 0.0), 0.0)
         cancel = Cancel(target=f"op{number}")
-        intake.receive(policy.wrap(cancel, Key(operation=f"end{number}"), 0.0), 0.0)
+        step = intake.receive(policy.wrap(cancel, Key(operation=f"end{number}"), 0.0), 0.0)
+        [ended] = step.apply
+        intake.applied(ended, Verdict("completed"))
     assert intake.open_operations == []
     assert len(intake._timers) <= 1_100
     kept = Prioritise(priority=1, deadline_s=50.0)

@@ -211,7 +211,7 @@ class CoreClient:
         sent_s = trio.current_time()
         first_s: float | None = None
         tokens: list[int] = []
-        reused = 0
+        reused: dict[str, int] = {}
 
         def receive(output: Any) -> None:
             with suppress(trio.RunFinishedError):  # the client has gone, and all of its test
@@ -226,7 +226,9 @@ class CoreClient:
                     first_s = trio.current_time()
                 tokens += output.new_token_ids
                 if output.prefill_stats is not None:
-                    reused = output.prefill_stats.num_cached_tokens
+                    stats = output.prefill_stats
+                    both = (stats.num_local_cached_tokens, stats.num_external_cached_tokens)
+                    reused = dict(zip(("gpu", "cpu"), both, strict=True))
                 finish = output.finish_reason
         except trio.Cancelled:
             self._thread.abort(internal)
@@ -238,7 +240,7 @@ class CoreClient:
             mode="dense",
             prompt_tokens=request.prompt_tokens,
             output_tokens=len(tokens),
-            reused_tokens={"gpu": reused} if reused else {},
+            reused_tokens={tier: number for tier, number in reused.items() if number},
         )
         first_s = first_s or now
         return InferenceResult(outcome, sent_s, first_s, first_s, now, token_ids=tokens)

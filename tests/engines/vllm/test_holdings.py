@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.blocks import unpack
+from hear.blocks import pack, unpack
 from hear.engines.vllm import identity
 from hear.engines.vllm.holdings import (
     REMEMBER,
@@ -84,6 +84,14 @@ def test_what_is_told_and_what_is_held_are_what_the_engine_has(data: st.DataObje
             assert holdings.count(each) == sum(
                 1 for (_, t, _), n in engine.items() if n and t == each
             )
+
+
+def test_a_chain_is_told_as_it_is_stored() -> None:
+    told = Holdings(Tenants()).take([Stored(GPU, [1, 2]), Stored(GPU, [3], 2)])
+    assert told[DEFAULT_TENANT] == [
+        BlocksStored(tier=GPU, prefix_hashes=pack([1, 2])),
+        BlocksStored(tier=GPU, parent=2, prefix_hashes=pack([3])),
+    ]
 
 
 def test_a_block_comes_with_its_first_copy_and_goes_with_its_last() -> None:

@@ -37,7 +37,7 @@ def test_what_hear_needs_is_added_and_the_rest_stays_as_it_is() -> None:
         *("--max-model-len", "4096"),
     )
     assert value(made, "--scheduler-cls") == SCHEDULER
-    assert value(made, "--scheduling-policy") == "priority"
+    assert "--scheduling-policy" not in made.command
     assert "--enable-prefix-caching" in made.command
     assert value(made, "--prefix-caching-hash-algo") == "sha256_cbor"
     assert value(made, "--kv-events-config") == {
@@ -50,6 +50,8 @@ def test_what_hear_needs_is_added_and_the_rest_stays_as_it_is() -> None:
             "bus": "ipc:///run/bus",
             "key": None,
             "ranks": {},
+            "tenants": ["default"],
+            "ledger": None,
             "endpoint": "http://127.0.0.1:8000",
         }
     }
@@ -82,7 +84,7 @@ def test_what_the_user_says_stands() -> None:
     )
     assert value(made, "--scheduler-cls") == ASYNC_SCHEDULER
     assert made.command.count("--enable-prefix-caching") == 1
-    assert "--scheduling-policy" not in made.command
+    assert "--scheduling-policy=priority" in made.command
     assert value(made, "--prefix-caching-hash-algo") == "sha256"
     assert value(made, "--kv-events-config") == {
         "publisher": "zmq",
@@ -140,7 +142,6 @@ def test_clients_are_told_where_the_server_listens(
     ("arguments", "why"),
     [
         (["--scheduler-cls", "a.B"], "--scheduler-cls: got 'a.B', but HEAR needs its own"),
-        (["--scheduling-policy", "fcfs"], "--scheduling-policy: got 'fcfs', but HEAR needs"),
         (["--no-enable-prefix-caching"], "--no-enable-prefix-caching: without a prefix cache"),
         (["--data-parallel-size", "2"], "--data-parallel-size: got '2', expected 1"),
         (["-dp", "2"], "--data-parallel-size: got '2', expected 1"),

@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
 from hear.engines.testing import RULES, EngineUnderTest, check_rule
+from hear.engines.vllm.launch import tier_config
 from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.vllm.engine import BLOCK_SIZE, EngineCoreThread, fresh, start_core
 from tests.engines.vllm.real import NEEDS_VLLM
@@ -14,10 +16,21 @@ from tests.engines.vllm.requests import make_request, of_tenant
 
 pytestmark = NEEDS_VLLM
 
+MIB = 1 << 20
 
-@pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCoreThread]:
-    thread = start_core(tmp_path_factory.mktemp("model"))
+
+SETUPS: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "async": {"scheduler_cls": "hear.engines.vllm.scheduler.HearAsyncScheduler"},
+    "cpu-tier": {"kv_transfer_config": tier_config(64 * MIB)},
+}
+
+
+@pytest.fixture(scope="module", params=SETUPS)
+def core(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineCoreThread]:
+    thread = start_core(tmp_path_factory.mktemp("model"), **SETUPS[request.param])
     yield thread
     thread.close()
 
