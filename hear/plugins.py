@@ -50,11 +50,11 @@ def extra(name: str, what: str, *modules: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in modules:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in modules:
             raise
         raise ConfigError(
-            f"{what} needs {error.name}, which is not installed: "
-            f"pip install 'hear-protocol[{name}]'"
+            f"{what} needs {missing}, which is not installed: pip install 'hear-protocol[{name}]'"
         ) from error
 
 

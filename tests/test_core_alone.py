@@ -44,7 +44,6 @@ def hear(*arguments: str) -> "subprocess.CompletedProcess[str]":
         ["tap", "--help"],
         ["vllm", "--help"],
         ["vllm", "attach", "--help"],
-        ["vllm", "install-cpu", "--help"],
         ["vllm", "make-model", "--help"],
         ["vllm", "serve", "--help"],
     ],

@@ -117,9 +117,7 @@ def run(namespace: argparse.Namespace) -> int:
     made = plan(rest, settings, vllm, os.environ)
     if own.dry_run:
         if absent:
-            print(
-                "hear: vLLM is not installed; as with the extra vllm it would be:", file=sys.stderr
-            )
+            print("hear: vLLM is not installed; with the extra vllm it would be", file=sys.stderr)
         changes = [f"{name}={value}" for name, value in made.environment.items()]
         print(shlex.join([*changes, *made.command]))
         return 0
