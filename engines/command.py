@@ -19,8 +19,8 @@ from hear.connection import (
 from hear.engines.ledger import Ledger
 from hear.engines.simulated import serving
 from hear.engines.worker import EngineWorker
+from hear.engines.worker_options import add_worker_arguments, parse_ranks, tenants_of
 from hear.errors import ConfigError
-from hear.messages import DEFAULT_TENANT
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,24 +44,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where it takes requests: sim+unix://PATH or sim+tcp://HOST:PORT (a socket)",
     )
     parser.add_argument(
-        "--ranks",
-        default="",
-        metavar="POLICY=N,...",
-        help="ranks of policies in arbitration; higher prevails (0 for all)",
-    )
-    parser.add_argument(
         "--ledger",
         type=Path,
         metavar="FILE",
         help="what became of operations, so that none acts twice if this process is killed",
     )
-    parser.add_argument(
-        "--tenant",
-        action="append",
-        metavar="NAME",
-        help="who is told of the engine before its first request; may be given several times "
-        f"({DEFAULT_TENANT})",
-    )
+    add_worker_arguments(parser)
     add_bus_arguments(parser)
 
 
@@ -93,7 +81,7 @@ def run(namespace: argparse.Namespace) -> int:
                 backend,
                 name=name,
                 ranks=ranks,
-                tenants=tuple(dict.fromkeys(namespace.tenant or (DEFAULT_TENANT,))),
+                tenants=tenants_of(namespace),
                 epoch=new_epoch(),
                 ledger=ledger,
                 endpoint=told,
@@ -104,24 +92,6 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
 
     return run_until_signal(main)
-
-
-def parse_ranks(text: str) -> dict[str, int]:
-    """What ``--ranks`` says.
-
-    Raises:
-        ConfigError: it is no list of policies and whole numbers.
-    """
-    ranks: dict[str, int] = {}
-    for word in filter(None, text.split(",")):
-        policy, equals, number = word.rpartition("=")
-        try:
-            ranks[policy] = int(number)
-        except ValueError:
-            equals = ""
-        if not (policy and equals):
-            raise ConfigError(f"--ranks {word!r}: expected POLICY=NUMBER, as in cache-aware=2")
-    return ranks
 
 
 RUN = Command("one engine, with the worker that joins it to a bus", configure, run)

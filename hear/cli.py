@@ -22,7 +22,7 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace], int]
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, where argparse would print how to use it as well."""
 
     def error(self, message: str) -> NoReturn:
@@ -32,7 +32,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Bad input is one line and code 2."""
     try:
-        parser = _Parser(
+        parser = Parser(
             prog="hear",
             description="Harness-engine pairing for agentic LLM serving.",
         )

@@ -8,7 +8,7 @@ import trio
 from hear import plugins
 from hear.cli import Command
 from hear.connection import add_bus_arguments, check_name, connected, run_until_signal
-from hear.messages import DEFAULT_TENANT
+from hear.engines.worker_options import add_worker_arguments, parse_ranks, tenants_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,13 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SEED",
         help="its PYTHONHASHSEED, so that its hash scheme is known before its first event",
     )
-    parser.add_argument(
-        "--tenant",
-        action="append",
-        metavar="NAME",
-        help="who is told of the engine, each of its own blocks, which are those of prompts with "
-        f"this name as cache_salt; may be given several times ({DEFAULT_TENANT})",
-    )
+    add_worker_arguments(parser)
     add_bus_arguments(parser)
 
 
@@ -49,7 +43,7 @@ def run(namespace: argparse.Namespace) -> int:
         from hear.engines.vllm.attached_worker import serve_attached
         from hear.engines.vllm.kv_sockets import check_endpoint
         from hear.engines.vllm.server import check_url
-    name = check_name(namespace.name)
+    name, ranks = check_name(namespace.name), parse_ranks(namespace.ranks)
     url = check_url(namespace.url)
     for endpoint in filter(None, (namespace.kv_events, namespace.kv_replay)):
         check_endpoint(endpoint)
@@ -68,7 +62,8 @@ def run(namespace: argparse.Namespace) -> int:
                 kv_replay=namespace.kv_replay,
                 topic=namespace.topic,
                 hash_seed=namespace.hash_seed,
-                tenants=tuple(namespace.tenant or (DEFAULT_TENANT,)),
+                tenants=tenants_of(namespace),
+                ranks=ranks,
             )
             nursery.start_soon(serve)
             await stopping.wait()

@@ -23,6 +23,7 @@ async def serve_attached(
     topic: str = "",
     hash_seed: str | None = None,
     tenants: tuple[str, ...] = (DEFAULT_TENANT,),
+    ranks: dict[str, int] | None = None,
 ) -> None:
     """Join the server at ``url`` to a bus as the engine ``name``, until cancelled.
 
@@ -51,6 +52,7 @@ async def serve_attached(
             bus,
             engine,
             name=name,
+            ranks=ranks,
             tenants=tenants,
             epoch=new_epoch(),
             max_restarts=sys.maxsize,

@@ -5,11 +5,11 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import trio
 
-from hear.cli import Command
+from hear.cli import Command, Parser
 from hear.connection import (
     add_bus_arguments,
     check_name,
@@ -18,12 +18,11 @@ from hear.connection import (
     connected,
     make_run_directory,
 )
-from hear.engines.command import parse_ranks
 from hear.engines.vllm import versions
 from hear.engines.vllm.launch import Settings, plan
 from hear.engines.vllm.process import PortInUseError, become, check_port, run_under_supervisor
+from hear.engines.worker_options import add_worker_arguments, parse_ranks, tenants_of
 from hear.errors import BusError, ConfigError
-from hear.messages import DEFAULT_TENANT
 from hear.nursery import unwrapped
 from hear.supervisor import TRY_AGAIN
 
@@ -31,14 +30,9 @@ DEFAULT_NAME: Final = "vllm0"
 PROBE_S: Final = 2.0
 
 
-class _OwnOptions(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see {self.prog} --help)")
-
-
 def own_options() -> argparse.ArgumentParser:
     """HEAR's own options. vLLM has none of these names; a test says so."""
-    parser = _OwnOptions(
+    parser = Parser(
         prog="hear vllm serve",
         usage="hear vllm serve MODEL [options of HEAR] [options of vLLM]",
         description="Start vLLM's OpenAI server with HEAR's scheduler in it. All options that are "
@@ -50,17 +44,7 @@ def own_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--name", default=DEFAULT_NAME, help="of the engine on the bus (%(default)s)"
     )
-    parser.add_argument(
-        "--ranks",
-        default="",
-        metavar="POLICY=N,...",
-        help="ranks of policies in arbitration; higher prevails (0 for all)",
-    )
-    parser.add_argument(
-        "--tenant",
-        action="append",
-        help="who is told of the engine before their first request (may be given several times)",
-    )
+    add_worker_arguments(parser)
     parser.add_argument(
         "--endpoint", metavar="URL", help="where clients reach the server (from --host and --port)"
     )
@@ -106,7 +90,7 @@ def run(namespace: argparse.Namespace) -> int:
         name=check_name(own.name),
         key=own.key,
         ranks=parse_ranks(own.ranks),
-        tenants=tuple(dict.fromkeys(own.tenant or (DEFAULT_TENANT,))),
+        tenants=tenants_of(own),
         endpoint=own.endpoint,
         cpu_tier_gib=own.cpu_tier_gib,
         ledger=own.ledger or cluster_directory(own.bus) / f"{own.name}.ledger",
