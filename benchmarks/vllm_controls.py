@@ -1,10 +1,9 @@
 """Controls sent to a real engine, for ``vllm_overhead``: one at a time, and as many as go."""
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 from typing import Final
 
 import trio
@@ -171,12 +170,14 @@ async def flood(url: str, engine: str, seconds: float, rate: int) -> int:
             await trio.sleep(_TICK_S)
         if engine != NOBODY:
             with trio.move_on_after(LAST_S):
+                unanswered: deque[Envelope] = deque()
                 while len(ends) < len(sent):
+                    unanswered += outbox.due(trio.current_time())[0]
+                    for _ in range(min(len(unanswered), int(rate * _TICK_S))):
+                        bus.publish(unanswered.popleft())
                     heard = trio.Event()
-                    with trio.move_on_at(outbox.next_due() or inf):
+                    with trio.move_on_after(_TICK_S if unanswered else 0.1):
                         await heard.wait()
-                    for envelope in outbox.due(trio.current_time())[0]:
-                        bus.publish(envelope)
         nursery.cancel_scope.cancel()
     told: dict[str, int | None] = {"sent": len(sent)}
     if engine == NOBODY:
