@@ -123,12 +123,7 @@ class Desk:
             assert key.request is not None
             key = self._serving[key.request] = self._at_home(key)
             self._carry_out(self._intake.request_arrived(key, trio.current_time()))
-        if report.capabilities is not None:
-            self._send(self._snapshot(self._with_endpoint(report.capabilities)))
-        if report.residency_anew:
-            for envelope in self._residency_news():
-                self._send(envelope)
-        elif report.blocks:
+        if report.blocks and not report.residency_anew:
             self._publish(ResidencyChanged(changes=tuple(report.blocks)), self._key)
         if report.queue is not None:
             self._publish(report.queue, self._key)
@@ -142,6 +137,14 @@ class Desk:
             if outcome.status != "accepted":
                 self._serving.pop(key.request, None)
                 self._carry_out(self._intake.request_ended(key.request))
+
+    def tell_anew(self, report: Report) -> None:
+        """Tell of what a report, of whichever tenant, says of the engine as a whole."""
+        if report.capabilities is not None:
+            self._send(self._snapshot(self._with_endpoint(report.capabilities)))
+        if report.residency_anew:
+            for envelope in self._residency_news():
+                self._send(envelope)
 
     def restart(self) -> None:
         """The engine begins its next epoch; what was open under the old one fails."""

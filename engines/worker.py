@@ -155,6 +155,9 @@ class EngineWorker:
 
     def _on_report(self, report: Report) -> None:
         desk = self._desk(report.tenant)
+        if report.capabilities is not None or report.residency_anew:
+            for each in self._desks.values():
+                each.tell_anew(report)
         if desk is not None:
             desk.report(report)
         now = trio.current_time()

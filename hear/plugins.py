@@ -1,16 +1,19 @@
 """Finding policies, engines, buses and commands, by entry point or as ``package.module:Name``.
 
-A plug-in is checked when it is loaded, and an error names the distribution that it came from.
+A plug-in is checked when it is loaded, and an error names the distribution that it came from. What
+needs an extra that is not installed says which.
 """
 
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from hear.errors import PluginError
+from hear.errors import ConfigError, PluginError
 
 _SINGULAR = {"buses": "bus", "policies": "policy"}
 
@@ -35,6 +38,24 @@ def nearest(word: str, known: list[str]) -> str:
         return "none is known here"
     close = get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
+
+
+@contextmanager
+def extra(name: str, what: str, *modules: str) -> Iterator[None]:
+    """Around imports for which ``what`` needs an extra of this name, which brings ``modules``.
+
+    Raises:
+        ConfigError: one of these modules is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in modules:
+            raise
+        raise ConfigError(
+            f"{what} needs {missing}, which is not installed: pip install 'hear-protocol[{name}]'"
+        ) from error
 
 
 def load(group: str, name: str) -> Any:

@@ -189,7 +189,7 @@ class Report:
     ``EngineBackend.apply`` could not tell at once. ``residency_anew``: the backend has lost sight
     of what the engine holds, or found it again, so all is to be told anew, and ``blocks`` of such a
     report say nothing. ``capabilities`` is what the engine can do, where that has changed other
-    than in its controls.
+    than in its controls. These two concern every tenant, whichever the report is of.
     """
 
     arrived: list[Key] = field(default_factory=list)

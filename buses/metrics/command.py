@@ -7,10 +7,10 @@ from functools import partial
 
 import trio
 
+from hear import plugins
 from hear.cli import Command
 from hear.connection import add_bus_arguments, connected, own_name
 from hear.connection import run as run_until_signal
-from hear.errors import ConfigError
 
 DEFAULT_LISTEN = "127.0.0.1:9464"
 _OF_THE_EXTRA = ("prometheus_client", "opentelemetry", "requests", "google")
@@ -34,17 +34,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    try:
+    with plugins.extra("metrics", "hear metrics", *_OF_THE_EXTRA):
         from prometheus_client import metrics as prometheus
 
         from hear.buses.metrics.tap import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _OF_THE_EXTRA:
-            raise
-        raise ConfigError(
-            f"hear metrics needs {error.name}, which is not installed: "
-            "pip install 'hear-protocol[metrics]'"
-        ) from error
     # Else each series has a second one, of when this process first counted it.
     prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
     # A collector that is down is told of by hear.metrics, once, and counted.

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 
-from hear import connection
+from hear import connection, plugins
 from hear.buses.tap.filters import CATEGORIES, Filter, Wanted
 from hear.buses.tap.lines import Lines
 from hear.buses.tap.records import Records
@@ -104,14 +104,8 @@ def _run_screen(namespace: argparse.Namespace) -> int:
     given = [name for name in _OF_LINES if getattr(namespace, name) not in (None, False)]
     if given:
         raise ConfigError(f"--screen: expected without --{given[0]}, which is for lines")
-    try:
+    with plugins.extra("screen", "hear tap --screen", "textual"):
         from hear.buses.tap.screen import show
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "textual":
-            raise
-        raise ConfigError(
-            "hear tap --screen needs Textual: pip install 'hear-protocol[screen]'"
-        ) from None
     # Textual draws on standard error, so that standard output stays free.
     if not all(stream and stream.isatty() for stream in (sys.stdin, sys.__stderr__)):
         raise ConfigError("--screen: this is no terminal; without it hear tap prints lines")

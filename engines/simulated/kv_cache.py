@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from hear.blocks import pack
+from hear.engines.chains import chains_of
 from hear.engines.eviction import EvictionOrder
 from hear.engines.leases import LeaseBook
-from hear.engines.residents import chains_of
 from hear.engines.simulated.tenants import hash_of, owner_of
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored, TierPressure
 from hear.operation import Ref

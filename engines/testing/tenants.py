@@ -105,20 +105,25 @@ async def told_its_own(factory: EngineFactory) -> None:
 )
 async def same_ids(factory: EngineFactory) -> None:
     async with bench(factory) as b:
+        at_submission = b.claims("prioritise") and not b.has("prioritise")
         async with b.busy():
+            operations = _prioritise(b) if at_submission else []
+            for operation in operations:
+                await b.accepted(operation)
             mine = await b.launch(b.request("r", context="c"))
             theirs = await b.launch(b.request("r", context="c", tenant=OTHER))
-            if b.claims("prioritise"):
-                first = b.send(Prioritise(priority=3), request="r", id="op")
-                await b.end_of(first, "completed")
-                second = b.send(Prioritise(priority=5), request="r", id="op", tenant=OTHER)
-                await b.end_of(second, "completed")
+            if b.has("prioritise"):
+                operations = _prioritise(b)
+            for operation in operations:
+                await b.end_of(operation, "completed")
+            if operations:
                 found = b.waiting()["r"].priority, b.waiting(OTHER)["r"].priority
                 require(found == (3, 5), f"each has the priority of its own: 3 and 5, not {found}")
             await b.end_of(b.send(Withdraw(), tenant=OTHER), "completed")
-            if b.claims("prioritise"):
+            if operations:
+                left = (3, 5 if at_submission else 0)
                 found = b.waiting()["r"].priority, b.waiting(OTHER)["r"].priority
-                require(found == (3, 0), f"and withdraws its own: 3 and 0, not {found}")
+                require(found == left, f"and withdraws its own: {left}, not {found}")
             theirs.leave()
             await b.until(lambda: "r" not in b.waiting(OTHER), "a request whose client left goes")
             require("r" in b.waiting(), "the one of the same id goes on")
@@ -129,6 +134,14 @@ async def same_ids(factory: EngineFactory) -> None:
             await b.until(lambda name=name: len(b.requests[name]) > 1, f"{name} ends")  # type: ignore[misc]
             said = [outcome.status for outcome in b.requests[name]]
             require(said == ["accepted", status], f"{name}: accepted and {status}, not {said}")
+
+
+def _prioritise(b: Bench) -> list[str]:
+    """Both ask for a priority of their request, by the same ids."""
+    return [
+        b.send(Prioritise(priority=priority), request="r", id="op", tenant=tenant)
+        for tenant, priority in ((DEFAULT_TENANT, 3), (OTHER, 5))
+    ]
 
 
 @rule(

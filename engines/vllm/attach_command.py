@@ -1,21 +1,14 @@
 """``hear vllm attach``: a vLLM server that runs by itself, joined to a bus from outside."""
 
 import argparse
-import sys
+from functools import partial
 
-import structlog
 import trio
 
+from hear import plugins
 from hear.cli import Command
-from hear.clock import new_epoch
 from hear.connection import add_bus_arguments, check_name, connected, run_until_signal
-from hear.engines.vllm.attach import attached
-from hear.engines.vllm.kv_sockets import check_endpoint
-from hear.engines.vllm.server import check_url
-from hear.engines.worker import EngineWorker
-from hear.seams import Bus
-
-_log = structlog.get_logger("hear.attach")
+from hear.messages import DEFAULT_TENANT
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +33,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SEED",
         help="its PYTHONHASHSEED, so that its hash scheme is known before its first event",
     )
+    parser.add_argument(
+        "--tenant",
+        action="append",
+        metavar="NAME",
+        help="who is told of the engine, each of its own blocks, which are those of prompts with "
+        f"this name as cache_salt; may be given several times ({DEFAULT_TENANT})",
+    )
     add_bus_arguments(parser)
 
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command."""
+    with plugins.extra("attach", "hear vllm attach", "httpx", "prometheus_client", "zmq"):
+        from hear.engines.vllm.attached_worker import serve_attached
+        from hear.engines.vllm.kv_sockets import check_endpoint
+        from hear.engines.vllm.server import check_url
     name = check_name(namespace.name)
     url = check_url(namespace.url)
     for endpoint in filter(None, (namespace.kv_events, namespace.kv_replay)):
@@ -55,7 +59,18 @@ def run(namespace: argparse.Namespace) -> int:
             connected(namespace.bus, name=name, key=namespace.key) as bus,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(_serve, bus, url, name, namespace)
+            serve = partial(
+                serve_attached,
+                bus,
+                url=url,
+                name=name,
+                kv_events=namespace.kv_events,
+                kv_replay=namespace.kv_replay,
+                topic=namespace.topic,
+                hash_seed=namespace.hash_seed,
+                tenants=tuple(namespace.tenant or (DEFAULT_TENANT,)),
+            )
+            nursery.start_soon(serve)
             await stopping.wait()
             nursery.cancel_scope.cancel()
         return 0
@@ -63,57 +78,4 @@ def run(namespace: argparse.Namespace) -> int:
     return run_until_signal(main)
 
 
-async def _serve(bus: Bus, url: str, name: str, namespace: argparse.Namespace) -> None:
-    await serve_attached(
-        bus,
-        url=url,
-        name=name,
-        kv_events=namespace.kv_events,
-        kv_replay=namespace.kv_replay,
-        topic=namespace.topic,
-        hash_seed=namespace.hash_seed,
-    )
-
-
-async def serve_attached(
-    bus: Bus,
-    *,
-    url: str,
-    name: str,
-    kv_events: str | None = None,
-    kv_replay: str | None = None,
-    topic: str = "",
-    hash_seed: str | None = None,
-    ranks: dict[str, int] | None = None,
-    epoch: int | None = None,
-) -> None:
-    """Join the server at ``url`` to a bus as the engine ``name``, until cancelled.
-
-    However often the server goes, it is waited for.
-
-    Raises:
-        ConfigError: an address cannot be one.
-        EngineError: no vLLM server is there as this begins, or its events are not.
-    """
-    async with attached(
-        url, kv_events=kv_events, kv_replay=kv_replay, topic=topic, hash_seed=hash_seed
-    ) as engine:
-        _log.info(
-            "server.attached",
-            url=url,
-            engine=name,
-            model=engine.capabilities().model,
-            residency="known" if engine.residency_known() else "known in part",
-        )
-        worker = EngineWorker(
-            bus,
-            engine,
-            name=name,
-            ranks=ranks,
-            epoch=new_epoch() if epoch is None else epoch,
-            max_restarts=sys.maxsize,
-        )
-        await worker.run()
-
-
-COMMAND = Command("join a vLLM server that runs by itself to a bus", configure, run)
+COMMAND = Command("join a vLLM server that runs already, as it is", configure, run)

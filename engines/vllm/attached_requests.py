@@ -1,21 +1,23 @@
 """The requests that reach an attached server through HEAR, from here to their last token.
 
 Owns what is known of them from outside: one waits until its first token has come, and runs from
-there. It is all of the server's queue that can be told by name. It knows no controls: a priority is
-a number here.
+there. It is all of the server's queue that can be told by name, to each tenant its own. It knows no
+controls: a priority is a number here.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx
 import trio
 
+from hear.engines.vllm.identity import salt_of
 from hear.errors import EngineError
 from hear.messages import (
+    DEFAULT_TENANT,
     Key,
     QueueChanged,
     QueueSnapshot,
@@ -23,10 +25,8 @@ from hear.messages import (
     RunningRequest,
     WaitingRequest,
 )
+from hear.operation import Ref
 from hear.seams import InferenceRequest, InferenceResult
-
-PromptOf = Callable[[InferenceRequest], Sequence[int]]
-"""The tokens of a request's prompt: a request names only their hashes."""
 
 CONNECT_S: Final = 10.0
 _TOO_LONG: Final = "maximum context length"
@@ -47,7 +47,7 @@ class OwnRequest:
     request: InferenceRequest
     number: int
     sent_s: float
-    priority: int = 0
+    priority: int
     sent: bool = False
     lost: bool = False
     first_token_s: float | None = None
@@ -55,6 +55,16 @@ class OwnRequest:
     token_ids: list[int] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.request.tenant
+
+    @property
+    def ref(self) -> Ref:
+        """Its tenant and its id."""
+        return self.request.tenant, self.request.id
 
     @property
     def key(self) -> Key:
@@ -70,31 +80,29 @@ class OwnRequests:
     """Those that are on their way now."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, OwnRequest] = {}
+        self._requests: dict[Ref, OwnRequest] = {}
         self._numbers = count()
 
-    def __getitem__(self, id: str) -> OwnRequest:
-        return self._requests[id]
-
-    def __contains__(self, id: str) -> bool:
-        return id in self._requests
+    def get(self, ref: Ref) -> OwnRequest | None:
+        """The one of this tenant and id; None if it is not on its way."""
+        return self._requests.get(ref)
 
     def begin(self, request: InferenceRequest) -> OwnRequest:
         """Take note of one that is about to be sent.
 
         Raises:
-            EngineError: one of this id is on its way.
+            EngineError: its tenant has one of this id on its way.
         """
-        if request.id in self._requests:
+        own = OwnRequest(request, next(self._numbers), trio.current_time(), request.priority)
+        if own.ref in self._requests:
             raise EngineError(f"request {request.id!r}: one of this name is being served")
-        own = OwnRequest(request, next(self._numbers), trio.current_time())
-        self._requests[request.id] = own
+        self._requests[own.ref] = own
         return own
 
     def end(self, own: OwnRequest) -> None:
         """It has left. Nothing happens if it had left before."""
-        if self._requests.get(own.request.id) is own:
-            del self._requests[own.request.id]
+        if self._requests.get(own.ref) is own:
+            del self._requests[own.ref]
 
     def lose(self) -> None:
         """The server has gone, and all of them with it."""
@@ -103,17 +111,18 @@ class OwnRequests:
             own.scope.cancel()
         self._requests.clear()
 
-    def _waiting(self) -> Iterator[OwnRequest]:
-        waiting = [own for own in self._requests.values() if own.first_token_s is None]
-        yield from sorted(waiting, key=lambda own: (own.priority, own.number))
+    def _of(self, tenant: str) -> tuple[list[OwnRequest], list[OwnRequest]]:
+        """Those of a tenant that wait, in their order, and those that run."""
+        own = [own for own in self._requests.values() if own.tenant == tenant]
+        waiting = [one for one in own if one.first_token_s is None]
+        waiting.sort(key=lambda one: (one.priority, one.number))
+        return waiting, [one for one in own if one.first_token_s is not None]
 
-    def _running(self) -> list[OwnRequest]:
-        return [own for own in self._requests.values() if own.first_token_s is not None]
-
-    def snapshot(self) -> QueueSnapshot:
-        """Who waits and who runs."""
+    def snapshot(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
+        """Who of a tenant waits and who runs."""
+        waiting, running = self._of(tenant)
         return QueueSnapshot(
-            waiting=tuple(map(waiting_request, self._waiting())),
+            waiting=tuple(map(waiting_request, waiting)),
             running=tuple(
                 RunningRequest(
                     request=own.request.id,
@@ -121,28 +130,29 @@ class OwnRequests:
                     prompt_tokens=own.request.prompt_tokens,
                     output_tokens=len(own.token_ids),
                 )
-                for own in self._running()
+                for own in running
             ),
         )
 
     def changed(
-        self,
-        *,
-        waits: OwnRequest | None = None,
-        started: OwnRequest | None = None,
-        ended: OwnRequest | None = None,
+        self, moved: OwnRequest, where: Literal["waiting", "started", "ended"]
     ) -> QueueChanged:
-        """Tell of one that moved."""
-        waiting, running = list(self._waiting()), self._running()
+        """Tell its tenant of one that moved."""
+        waiting, running = self._of(moved.tenant)
+        id = moved.request.id
         return QueueChanged(
-            waiting=(waiting_request(waits),) if waits else (),
-            started=(started.request.id,) if started else (),
-            ended=(ended.request.id,) if ended else (),
+            waiting=(waiting_request(moved),) if where == "waiting" else (),
+            started=(id,) if where == "started" else (),
+            ended=(id,) if where == "ended" else (),
             num_waiting=len(waiting),
             num_running=len(running),
-            waiting_tokens=sum(own.request.prompt_tokens for own in waiting),
-            running_tokens=sum(own.request.prompt_tokens + len(own.token_ids) for own in running),
+            waiting_tokens=_prompt_tokens(waiting),
+            running_tokens=_prompt_tokens(running) + sum(len(own.token_ids) for own in running),
         )
+
+
+def _prompt_tokens(requests: Iterable[OwnRequest]) -> int:
+    return sum(own.request.prompt_tokens for own in requests)
 
 
 def waiting_request(own: OwnRequest) -> WaitingRequest:
@@ -156,15 +166,16 @@ def waiting_request(own: OwnRequest) -> WaitingRequest:
     )
 
 
-def body_of(own: OwnRequest, model: str, prompt: Sequence[int], *, tell_all: bool) -> object:
+def body_of(own: OwnRequest, model: str, tell_all: bool) -> object:
     """What is posted to ``/v1/completions``.
 
     ``tell_all`` asks for events of the blocks that are reused too, for whoever does not know them.
     """
+    request = own.request
     body: dict[str, object] = {
         "model": model,
-        "prompt": list(prompt),
-        "max_tokens": own.request.output_tokens,
+        "prompt": request.prompt if isinstance(request.prompt, str) else [*request.prompt],
+        "max_tokens": request.output_tokens,
         "temperature": 0.0,
         "ignore_eos": True,  # a request of HEAR's says how long its output is
         "stream": True,
@@ -173,6 +184,8 @@ def body_of(own: OwnRequest, model: str, prompt: Sequence[int], *, tell_all: boo
     }
     if own.priority:
         body["priority"] = own.priority
+    if salt := salt_of(request.tenant, request.cache_salt):
+        body["cache_salt"] = salt
     if tell_all:
         body["vllm_xargs"] = {"kv_cache_report_mode": "full"}
     return body

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import trio
 
-from hear.engines.residents import Residents
 from hear.engines.vllm.bridge import Command, Gauges, Moved, News, Pace
 from hear.engines.vllm.hashing import scheme_of
-from hear.engines.vllm.own_events import CPU, GPU, OwnEvents
+from hear.engines.vllm.holdings import CPU, GPU, Holdings
+from hear.engines.vllm.identity import Tenants
+from hear.engines.vllm.own_events import read
 from hear.engines.vllm.plugin import EXPECTED, MODE, Plugin
 from hear.engines.vllm.settings import Settings
 from hear.messages import (
@@ -48,8 +49,8 @@ class VllmBackend:
         self._plugin = plugin
         self._bridge = plugin.bridge
         self._facts = _Facts(scheduler, settings, plugin)
-        self._events = OwnEvents()
-        self._residents: dict[str, Residents] = {}
+        self._tenants = Tenants()
+        self._holdings = Holdings(self._tenants)
         self._queue: dict[Ref, Moved] = {}
         self._gauges = Gauges(self._facts.num_gpu_blocks, 0, 0, 0)
         self._costs = self._facts.first_costs
@@ -88,8 +89,7 @@ class VllmBackend:
             )
         ]
         if self._facts.num_cpu_blocks:
-            held = sum(residents.count(CPU) for residents in self._residents.values())
-            size = self._facts.num_cpu_blocks
+            held, size = self._holdings.count(CPU), self._facts.num_cpu_blocks
             tiers.append(TierPressure(tier=CPU, num_blocks=size, cached=held, allocatable=size))
         waiting = sum(m.state == "waiting" for m in self._queue.values())
         return PressureReported(
@@ -111,8 +111,7 @@ class VllmBackend:
 
     def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
         """All resident blocks of a tenant, as chains."""
-        residents = self._residents.get(tenant)
-        return () if residents is None else residents.chains()
+        return self._holdings.chains(tenant)
 
     def residency_known(self) -> bool:
         """Always: the engine's own thread tells of each change."""
@@ -178,15 +177,11 @@ class VllmBackend:
         def of(tenant: str) -> Report:
             return reports.setdefault(tenant, Report(tenant=tenant))
 
-        for salt, tenant in news.salts:
-            self._events.knows(salt, tenant)
-        for tenant, blocks in self._events.changes(news.kv_events).items():
-            of(tenant).blocks = blocks
-            residents = self._residents.setdefault(tenant, Residents())
-            for change in blocks:
-                residents.apply(change)
         for key, tenant in news.arrived:
+            self._tenants.add(tenant)
             of(tenant).arrived.append(key)
+        for tenant, blocks in self._holdings.take(read(news.kv_events)).items():
+            of(tenant).blocks = blocks
         moved: dict[str, list[Moved]] = {}
         for row in news.moved:
             moved.setdefault(row.tenant, []).append(row)

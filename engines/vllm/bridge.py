@@ -63,17 +63,13 @@ class Pace(NamedTuple):
 
 @dataclass(slots=True)
 class News:
-    """What happened in the engine since the last news.
-
-    ``salts`` are those of prompts, each with the tenant that it keeps apart.
-    """
+    """What happened in the engine since the last news."""
 
     arrived: list[tuple[Key, str]] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     verdicts: list[tuple[Ref, Verdict]] = field(default_factory=list)
     operations: list[tuple[Ref, OperationOutcome]] = field(default_factory=list)
     outcomes: list[tuple[Key, str, RequestOutcome]] = field(default_factory=list)
-    salts: list[tuple[str, str]] = field(default_factory=list)
     kv_events: list[Any] = field(default_factory=list)
     gauges: Gauges | None = None
     pace: Pace | None = None

@@ -8,11 +8,7 @@ from hear.engines.vllm import attach_command, install_command, model_command, se
 
 SUBCOMMANDS: Final[dict[str, Command]] = {
     "serve": serve_command.COMMAND,
-    "attach": Command(
-        "join a vLLM server that runs already, as it is",
-        attach_command.configure,
-        attach_command.run,
-    ),
+    "attach": attach_command.COMMAND,
     "install-cpu": install_command.COMMAND,
     "make-model": model_command.COMMAND,
 }

@@ -9,7 +9,7 @@ from hear.engines.leases import LeaseBook
 from hear.engines.vllm.block_index import BlockIndex
 from hear.engines.vllm.contexts import Contexts
 from hear.engines.vllm.hashing import low64
-from hear.engines.vllm.own_events import CPU, GPU
+from hear.engines.vllm.holdings import CPU, GPU
 from hear.engines.vllm.placement import Placement
 from hear.engines.vllm.queue_controls import Find, QueueControls
 from hear.engines.vllm.retention import Retention

@@ -5,7 +5,7 @@ A client puts them in ``vllm_xargs`` (flat strings and numbers), which arrive in
 serve for all, since the frontend makes others of what a client calls its requests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from hear.messages import DEFAULT_TENANT, Key
@@ -14,6 +14,9 @@ REQUEST: Final = "hear_request"
 CONTEXT: Final = "hear_context"
 VERSION: Final = "hear_version"
 TENANT: Final = "hear_tenant"
+
+MAX_TENANTS: Final = 4_096
+"""Tenants of one engine that are told apart. What is salted for a further one is nobody's."""
 
 MAX_NAME: Final = 256
 """Longest name that is taken over, in characters; a longer one is as none."""
@@ -58,6 +61,38 @@ def salt_of(tenant: str, cache_salt: str | None) -> str | None:
     if tenant == DEFAULT_TENANT:
         return cache_salt
     return f"{tenant}\n{cache_salt}" if cache_salt else tenant
+
+
+class Tenants:
+    """Those that are known, and whose a salt is: ``salt_of`` the other way round."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._known: set[str] = set()
+        for tenant in known:
+            self.add(tenant)
+
+    def add(self, tenant: str) -> None:
+        """One has been heard of."""
+        if tenant != DEFAULT_TENANT and len(self._known) < MAX_TENANTS:
+            self._known.add(tenant)
+
+    def of_salts(self, salts: Iterable[str]) -> str | None:
+        """Whose the blocks of a prompt with these salts are; None if that cannot be told.
+
+        A salt of nobody that is known is one that the default tenant's client has named.
+        """
+        told = False
+        for salt in salts:
+            tenant = salt.partition("\n")[0]
+            if tenant in self._known:
+                return tenant
+            told = True
+        return None if told and len(self._known) == MAX_TENANTS else DEFAULT_TENANT
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others than the default tenant."""
+        return bool(self._known)
 
 
 def _name(value: object) -> str | None:

@@ -16,7 +16,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from hear.engines.vllm.block_index import BlockIndex
 from hear.engines.vllm.contexts import Contexts, Served
-from hear.engines.vllm.own_events import CPU, GPU
+from hear.engines.vllm.holdings import CPU, GPU
 from hear.engines.vllm.retention import name_of, named_blocks
 from hear.engines.vllm.standing import BACKGROUND, Standing
 from hear.messages import Place, Prepare

@@ -14,8 +14,8 @@ from vllm.distributed.kv_events import KVEventBatch
 
 from hear.engines.vllm.bridge import Bridge, Gauges, Moved, News, Pace
 from hear.engines.vllm.controls import Controls
+from hear.engines.vllm.holdings import CPU, GPU
 from hear.engines.vllm.identity import key_of, salt_of, tenant_of
-from hear.engines.vllm.own_events import CPU, GPU
 from hear.engines.vllm.settings import Settings
 from hear.engines.vllm.standing import Standing
 from hear.messages import DEFAULT_TENANT, RequestOutcome
@@ -98,7 +98,6 @@ class Plugin:
         request.cache_salt = salt
         request.block_hashes.clear()
         request.update_block_hashes()
-        self._news.salts.append((salt, tenant))
 
     def preempted(self, request: Any) -> None:
         """vLLM has put a running request back into its queue."""

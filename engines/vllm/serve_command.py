@@ -112,9 +112,12 @@ def run(namespace: argparse.Namespace) -> int:
         ledger=own.ledger or cluster_directory(own.bus) / f"{own.name}.ledger",
     )
     check_url(settings.bus)
-    vllm = versions.require(untested=own.untested)
+    absent = own.dry_run and versions.installed() is None
+    vllm = versions.OF_THE_EXTRA if absent else versions.require(untested=own.untested)
     made = plan(rest, settings, vllm, os.environ)
     if own.dry_run:
+        if absent:
+            print("hear: vLLM is not installed; with the extra vllm it would be", file=sys.stderr)
         changes = [f"{name}={value}" for name, value in made.environment.items()]
         print(shlex.join([*changes, *made.command]))
         return 0

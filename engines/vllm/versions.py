@@ -25,6 +25,10 @@ class Installed(NamedTuple):
     named_vllm: bool
 
 
+OF_THE_EXTRA: Final = Installed(".".join(map(str, NEWEST)), cpu=False, named_vllm=True)
+"""What ``pip install 'hear-protocol[vllm]'`` brings."""
+
+
 def installed() -> Installed | None:
     """The vLLM of this environment; None without one."""
     if find_spec("vllm") is None:

@@ -3,45 +3,15 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from hashlib import blake2b
 
 import trio
 
 from hear.engines.testing import EngineUnderTest
 from hear.engines.vllm.attach import AttachedEngine, attached
-from hear.engines.vllm.hashing import prefix_hashes
 from hear.engines.vllm.kv_sockets import KvSockets, connect
+from hear.operation import Ref
 from hear.seams import InferenceRequest, InferenceResult
-
-_VOCABULARY = 256  # of the generated model
-
-
-def tokens_of(context: str, number: int) -> list[int]:
-    """The first tokens of a context's history."""
-    tokens = []
-    for index in range(number):
-        digest = blake2b(f"{context}/{index}".encode(), digest_size=4).digest()
-        tokens.append(16 + int.from_bytes(digest, "little") % (_VOCABULARY - 16))
-    return tokens
-
-
-def make_request(
-    block_size: int, id: str, *, context: str, num_blocks: int, output_tokens: int
-) -> InferenceRequest:
-    """As ``hear.engines.testing.MakeRequest`` wants it."""
-    prompt = tokens_of(context, num_blocks * block_size + 1)
-    return InferenceRequest(
-        id=id,
-        prompt_tokens=len(prompt),
-        output_tokens=output_tokens,
-        prompt_hashes=prefix_hashes(prompt, block_size),
-        context=context,
-    )
-
-
-def prompt_of(request: InferenceRequest) -> list[int]:
-    """The prompt of such a request."""
-    return tokens_of(request.context or "", request.prompt_tokens)
+from tests.engines.vllm.requests import make_request, of_tenant
 
 
 class SettledClient:
@@ -55,12 +25,12 @@ class SettledClient:
     def __init__(self, engine: AttachedEngine, kv: KvSockets) -> None:
         self._engine = engine
         self._kv = kv
-        self.outputs: dict[str, list[int]] = {}
+        self.outputs: dict[Ref, list[int]] = {}
 
     async def generate(self, request: InferenceRequest) -> InferenceResult:
         """Send a request."""
         done = await self._engine.complete(request)
-        self.outputs[request.id] = done.token_ids
+        self.outputs[request.tenant, request.id] = done.token_ids
         if done.result.outcome.status == "completed":
             with trio.fail_after(30.0):
                 await self._settle()
@@ -96,7 +66,7 @@ async def under_test(
             url,
             kv_events=kv_events,
             kv_replay=kv_replay,
-            prompt_of=prompt_of,
+            sends=True,
             hash_seed="0",
             poll_s=0.1,
         ) as engine,
@@ -108,8 +78,9 @@ async def under_test(
             backend=engine,
             client=client,
             make_request=partial(make_request, block_size),
+            of_tenant=partial(of_tenant, block_size),
             long_output_tokens=long_output_tokens,
-            output_of=lambda request, result: client.outputs[request.id],
+            output_of=lambda request, result: client.outputs[request.tenant, request.id],
             quiet_s=0.3,
             patience_s=patience_s,
             crash=crash,

@@ -10,21 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from hear.engines.vllm.hashing import prefix_hashes
-from hear.engines.vllm.identity import extra_args_of, salt_of
+from hear.engines.vllm.identity import extra_args_of
 from hear.engines.vllm.model import make_model
 from hear.messages import Key, RequestOutcome
 from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.vllm.real import ENVIRONMENT
 
 BLOCK_SIZE = 32
-VOCABULARY = 500
 
 
 def start_core(folder: Path, **options: Any) -> "EngineCoreThread":
@@ -247,36 +244,6 @@ class CoreClient:
         )
         first_s = first_s or now
         return InferenceResult(outcome, sent_s, first_s, first_s, now, token_ids=tokens)
-
-
-def make_request(id: str, *, context: str, num_blocks: int, output_tokens: int) -> InferenceRequest:
-    """A request whose prompt is some blocks of a context's history, and a token more."""
-    seed = sum(ord(letter) * 31**place for place, letter in enumerate(context)) % 999_983
-    length = num_blocks * BLOCK_SIZE + 1
-    state, tokens = seed + 1, []
-    for _ in range(length):
-        state = (state * 1_103_515_245 + 12_345) % (1 << 31)
-        tokens.append(3 + state % (VOCABULARY - 3))
-    hashes = prefix_hashes(tokens, BLOCK_SIZE, scheme="vllm-sha256_cbor-64")
-    return InferenceRequest(
-        id=id,
-        prompt_tokens=length,
-        output_tokens=output_tokens,
-        prompt_hashes=hashes,
-        context=context,
-        prompt=tokens,
-    )
-
-
-def of_tenant(request: InferenceRequest, tenant: str) -> InferenceRequest:
-    """The same request, of another tenant."""
-    hashes = prefix_hashes(
-        list(request.prompt),  # type: ignore[arg-type]  # it is of tokens
-        BLOCK_SIZE,
-        scheme="vllm-sha256_cbor-64",
-        cache_salt=salt_of(tenant, None),
-    )
-    return replace(request, tenant=tenant, prompt_hashes=hashes)
 
 
 @contextmanager

@@ -213,13 +213,14 @@ class FakeVllm:
 
     async def _run(self, stream: trio.SocketStream, asked: dict[str, Any]) -> None:
         prompt: list[int] = asked["prompt"]
-        hashes = prefix_hashes(prompt, BLOCK)
+        salt: str | None = asked.get("cache_salt")
+        hashes = prefix_hashes(prompt, BLOCK, cache_salt=salt)
         reused = 0
         while reused < len(hashes) and hashes[reused] in self.blocks:
             reused += 1
         cached = min(reused * BLOCK, len(prompt) - 1) // BLOCK * BLOCK
         await trio.sleep(_STEP_S)
-        self._store(prompt, hashes, reused)
+        self._store(prompt, hashes, reused, salt)
         for index in range(asked["max_tokens"]):
             token = (sum(prompt) + index) % 997
             choice = {"index": 0, "text": "x", "token_ids": [token]}
@@ -235,7 +236,9 @@ class FakeVllm:
         }
         await stream.send_all(_event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
 
-    def _store(self, prompt: Sequence[int], hashes: Sequence[int], reused: int) -> None:
+    def _store(
+        self, prompt: Sequence[int], hashes: Sequence[int], reused: int, salt: str | None
+    ) -> None:
         for block in reversed(hashes):  # the end of a prompt goes before its beginning
             self.blocks.pop(block, None)
             self.blocks[block] = None
@@ -247,7 +250,10 @@ class FakeVllm:
         if hashes[reused:]:
             parent = hashes[reused - 1] if reused else None
             tokens = prompt[reused * BLOCK : len(hashes) * BLOCK]
-            events.append(stored(hashes[reused:], parent=parent, tokens=tokens))
+            keys: list[object] = [None] * len(hashes[reused:])
+            keys[0] = [salt] if salt and not reused else None
+            new = stored(hashes[reused:], parent=parent, tokens=tokens, extra_keys=keys)
+            events.append(new)
         if events:
             self.kv.publish(*events)
 
@@ -278,6 +284,12 @@ def removed(*hashes: int | bytes, **more: object) -> dict[str, object]:
     """The event of blocks that were given up."""
     event = {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU", "group_idx": 0}
     return event | more
+
+
+def batch(seq: int, *events: object, time_s: float | None = None) -> list[bytes]:
+    """The frames of a batch of events."""
+    time_s = 100.0 + seq if time_s is None else time_s
+    return [b"kv", seq.to_bytes(8, "big"), msgspec.msgpack.encode([time_s, list(events), 0])]
 
 
 CLEARED: Final = {"type": "AllBlocksCleared"}

@@ -2,23 +2,30 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import structlog
 import trio
 
+from hear.blocks import unpack
 from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineView, EngineViews
 from hear.engines.vllm.attach import AttachedEngine, attached
-from hear.engines.vllm.attach_command import serve_attached
+from hear.engines.vllm.attached_worker import serve_attached
 from hear.engines.worker import EngineWorker
 from hear.errors import ConfigError, EngineError
-from hear.messages import Envelope, Key, OperationOutcome, Prioritise, RequestOutcome
+from hear.messages import (
+    DEFAULT_TENANT,
+    Envelope,
+    Key,
+    OperationOutcome,
+    Prioritise,
+    RequestOutcome,
+)
 from hear.seams import InferenceRequest, InferenceResult
-from tests.engines.vllm.attached_setup import prompt_of
 from tests.engines.vllm.fake_server import (
     BLOCK,
     CLEARED,
@@ -29,13 +36,22 @@ from tests.engines.vllm.fake_server import (
     removed,
     stored,
 )
+from tests.engines.vllm.requests import tokens_of
 
 WITHIN_S = 20.0
 
 
-def request(id: str, tokens: int = 40, output_tokens: int = 2) -> InferenceRequest:
+def request(
+    id: str, tokens: int = 40, output_tokens: int = 2, tenant: str = DEFAULT_TENANT
+) -> InferenceRequest:
     return InferenceRequest(
-        id=id, prompt_tokens=tokens, output_tokens=output_tokens, prompt_hashes=(), context=id
+        id=id,
+        prompt_tokens=tokens,
+        output_tokens=output_tokens,
+        prompt_hashes=(),
+        context=id,
+        tenant=tenant,
+        prompt=tokens_of(id, tokens),
     )
 
 
@@ -85,6 +101,8 @@ class Scene:
                     message = open_body(envelope)
                     if envelope.category != "state" or message is None:
                         continue
+                    if envelope.tenant != DEFAULT_TENANT:
+                        continue
                     if self.views.apply(envelope, message):
                         subscription.request_snapshot(envelope)
                 self.news.set()
@@ -100,7 +118,7 @@ async def scene(
         given: dict[str, object] = {
             "kv_events": server.kv.events,
             "kv_replay": server.kv.replay,
-            "prompt_of": prompt_of,
+            "sends": True,
             "poll_s": 0.05,
             "check_s": 0.2,
             "replay_s": 0.5,
@@ -159,11 +177,16 @@ async def test_priorities_are_not_offered_where_the_server_does_not_go_by_them()
         await s.until(lambda: s.ends(operation) == [("unsupported", "unsupported_control")])
 
 
-async def test_an_engine_through_which_nothing_is_sent_offers_nothing_and_refuses() -> None:
-    async with scene(prompt_of=None) as s:
+async def test_an_engine_through_which_nothing_is_sent_offers_nothing() -> None:
+    async with scene(sends=False) as s:
         assert s.engine.capabilities().at_submission == ()
-        with pytest.raises(EngineError, match="no prompts are known here"):
-            await s.engine.generate(request("r"))
+
+
+async def test_a_request_without_a_prompt_is_refused() -> None:
+    async with scene() as s:
+        with pytest.raises(EngineError, match="request 'r': expected a prompt"):
+            await s.engine.generate(replace(request("r"), prompt=()))
+        assert not s.request_ends("r")
 
 
 async def test_without_events_residency_is_unknown() -> None:
@@ -241,6 +264,57 @@ async def test_while_the_cache_is_known_in_part_requests_ask_for_all_that_they_r
         await s.engine.generate(request("b"))
         asked = [body.get("vllm_xargs") for body in s.server.bodies]
         assert asked == [{"kv_cache_report_mode": "full"}, None]
+
+
+# -- tenants --------------------------------------------------------------------------------------
+
+
+async def test_a_tenants_requests_are_salted_and_told_to_it_alone() -> None:
+    async with scene() as s:
+        await s.engine.generate(request("a", tenant="acme"))
+        await s.engine.generate(replace(request("a", tenant="acme"), cache_salt="mine"))
+        again = await s.engine.generate(request("a"))
+        assert again.outcome.reused_tokens == {}
+        salts = [body.get("cache_salt") for body in s.server.bodies]
+        assert salts == ["acme", "acme\nmine", None]
+        await s.until(lambda: s.view.residency.num_blocks() == 2)
+        told = {e.tenant for e in s.heard if e.category == "outcome"}
+        assert told == {"acme", DEFAULT_TENANT}
+        for tenant, blocks in (("acme", 4), (DEFAULT_TENANT, 2)):
+            chains = s.engine.residency(tenant)
+            assert sum(len(unpack(chain.prefix_hashes)) for chain in chains) == blocks
+
+
+async def test_blocks_from_before_are_a_known_tenants_by_their_salt() -> None:
+    def before(server: FakeVllm) -> None:
+        server.kv.publish(stored([1, 2], extra_keys=[["acme"], None]), stored([3]))
+
+    async with scene(prepare=before, tenants=("acme",)) as s:
+        await s.until(lambda: holds(s.view, 3) and s.view.residency_known)
+        assert [list(unpack(c.prefix_hashes)) for c in s.engine.residency("acme")] == [[1, 2]]
+
+
+async def test_every_tenant_hears_that_residency_is_unknown() -> None:
+    async with scene() as s:
+        await s.engine.generate(request("a", tenant="acme"))
+        s.server.kv.drop = 1
+        s.server.kv.publish(stored([1]))
+        s.server.kv.buffer.clear()
+        s.server.kv.publish(stored([2]))
+        await s.until(lambda: s.view.residency_partial)
+
+        def partial_for() -> set[str]:
+            return {e.tenant for e in s.heard if e.kind == "residency_partial"}
+
+        await s.until(lambda: partial_for() == {"acme", DEFAULT_TENANT})
+
+
+async def test_a_block_that_is_held_twice_goes_with_its_last_copy() -> None:
+    async with scene() as s:
+        s.server.kv.publish(stored([1, 2]), stored([2], parent=1), removed(2), stored([3]))
+        await s.until(lambda: holds(s.view, 1, 2, 3))
+        s.server.kv.publish(removed(2))
+        await s.until(lambda: holds(s.view, 1, 3))
 
 
 # -- events that go missing -----------------------------------------------------------------------

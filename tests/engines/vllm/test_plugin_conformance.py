@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from hear.engines.testing import RULES, EngineUnderTest, check_rule
 from hear.engines.vllm.launch import tier_config
 from hear.seams import InferenceRequest, InferenceResult
-from tests.engines.vllm.engine import EngineCoreThread, fresh, make_request, of_tenant, start_core
+from tests.engines.vllm.engine import BLOCK_SIZE, EngineCoreThread, fresh, start_core
 from tests.engines.vllm.real import NEEDS_VLLM
+from tests.engines.vllm.requests import make_request, of_tenant
 
 pytestmark = NEEDS_VLLM
 
@@ -47,10 +49,10 @@ async def test_the_plug_in_keeps(rule: str, core: EngineCoreThread) -> None:
                 name="vllm0",
                 backend=backend,
                 client=client,
-                make_request=make_request,
+                make_request=partial(make_request, BLOCK_SIZE),
                 long_output_tokens=600,
                 output_of=answer,
-                of_tenant=of_tenant,
+                of_tenant=partial(of_tenant, BLOCK_SIZE),
                 quiet_s=0.1,
                 patience_s=10.0,
             )
