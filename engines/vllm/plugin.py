@@ -30,6 +30,13 @@ EXPECTED: Final = 65_536
 
 MODE: Final = "dense"
 
+FAILURES: Final = {
+    "FINISHED_ABORTED": "client_gone",
+    "FINISHED_ERROR": "engine_error",
+    "FINISHED_IGNORED": "too_long",
+}
+"""Reason codes of requests that vLLM has ended otherwise than by serving them, by its status."""
+
 
 class Plugin:
     """What HEAR knows and does in one engine. ``scheduler`` is vLLM's."""
@@ -119,26 +126,22 @@ class Plugin:
             return
         self._by_name.pop((standing.tenant, standing.key.request or ""), None)
         self._has_moved(standing)
-        completed = request.get_finished_reason() is not None and request.status.name not in (
-            "FINISHED_ABORTED",
-            "FINISHED_ERROR",
-        )
-        if completed:
+        failure = FAILURES.get(request.status.name, "")
+        if not failure:
             self.controls.retention.served(standing)
         self._news.outcomes.append(
-            (standing.key, standing.tenant, self._outcome(standing, completed))
+            (standing.key, standing.tenant, self._outcome(standing, failure))
         )
         self._urgent = True
 
     @staticmethod
-    def _outcome(standing: Standing, completed: bool) -> RequestOutcome:
+    def _outcome(standing: Standing, failure: str) -> RequestOutcome:
         now, request = time.monotonic(), standing.request
         started = now if standing.started_s is None else standing.started_s
         first = now if standing.first_token_s is None else standing.first_token_s
-        reasons = {"FINISHED_ABORTED": "client_gone", "FINISHED_ERROR": "engine_error"}
         return RequestOutcome(
-            status="completed" if completed else "failed",
-            reason=reasons.get(request.status.name, ""),
+            status="failed" if failure else "completed",
+            reason=failure,
             mode=MODE,
             prompt_tokens=request.num_prompt_tokens,
             output_tokens=request.num_output_tokens,
