@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="who is told of the engine, each of its own blocks, which are those of prompts with "
-        f"this name as cache_salt; may be given several times ({DEFAULT_TENANT})",
+        f"its cache_salt (docs/vllm.md); may be given several times ({DEFAULT_TENANT})",
     )
     add_bus_arguments(parser)
 

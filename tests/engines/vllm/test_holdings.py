@@ -169,7 +169,7 @@ def test_where_tenants_are_too_many_what_is_salted_for_a_further_one_is_nobodys(
     assert tenants.of_salts([first]) == "t0"
     assert tenants.of_salts([further]) is None
     holdings = Holdings(tenants)
-    assert holdings.take([Stored(GPU, [1], None, [f"t{identity.MAX_TENANTS}"])]) == {}
+    assert holdings.take([Stored(GPU, [1], None, [further])]) == {}
 
 
 def test_an_adapters_name_is_no_salt() -> None:
