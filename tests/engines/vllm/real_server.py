@@ -3,16 +3,17 @@
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+
+from hear.engines.vllm.model import ModelShape, make_model
+from hear.harnesses.bench import servers
 
 BLOCK = 32
 NUM_BLOCKS = 32
@@ -38,48 +39,16 @@ class RunningServer:
             client.post("/v1/completions", json=short).raise_for_status()
 
 
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody has now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-def make_model(folder: Path) -> None:
-    """Write down a model of four small layers; ``--load-format dummy`` makes its weights."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = ["<|endoftext|>", *alphabet]
-    tokenizer = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    end = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokens[0]}
-    (folder / "tokenizer_config.json").write_text(json.dumps(end))
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 256,
-        "intermediate_size": 768,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "vocab_size": 512,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 @contextmanager
-def running_server(model: Path, log: Path) -> Iterator[RunningServer]:
-    """Start a server, and wait until it is ready. At the end it is killed, with its children."""
-    port, events, replay = free_ports(3)
+def running_server(folder: Path) -> Iterator[RunningServer]:
+    """Start one of a model made in ``folder``, and wait until it is ready.
+
+    At the end it is killed, with its children. (It outlives many runs of trio, so it is none of a
+    ``servers.running``.)
+    """
+    model = folder / "model"
+    make_model(model, ModelShape(layers=8))  # slow enough that a long request is long
+    events, replay, port = (servers.free_port() for _ in range(3))
     kv_events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
@@ -88,12 +57,8 @@ def running_server(model: Path, log: Path) -> Iterator[RunningServer]:
         "topic": "kv@tiny",
     }
     options = {
-        "--model": str(model),
         "--served-model-name": "tiny",
-        "--load-format": "dummy",
         "--dtype": "bfloat16",
-        "--host": "127.0.0.1",
-        "--port": str(port),
         "--max-num-seqs": "1",
         "--block-size": str(BLOCK),
         "--num-gpu-blocks-override": str(NUM_BLOCKS + 1),
@@ -103,18 +68,18 @@ def running_server(model: Path, log: Path) -> Iterator[RunningServer]:
         "--kv-events-config": json.dumps(kv_events),
     }
     flags = ("--enforce-eager", "--enable-prefix-caching", "--enable-prompt-tokens-details")
-    environment = os.environ | {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
+    words = [word for option in options.items() for word in option]
+    command = servers.stock_vllm("vllm", str(model), (*flags, *words), port=port)
+    environment = {
+        **os.environ,
+        **command.environment,
         "VLLM_SERVER_DEV_MODE": "1",  # for its cache to be emptied, and to tell how it schedules
         "PYTHONHASHSEED": "0",
     }
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
-    command += [word for option in options.items() for word in option]
+    log = folder / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, env=environment, stdout=out, stderr=out, start_new_session=True
+            command.arguments, env=environment, stdout=out, stderr=out, start_new_session=True
         )
         try:
             _wait_until_ready(f"http://127.0.0.1:{port}", process, log)

@@ -10,8 +10,9 @@ import trio
 from hear.engines.testing import RULES, EngineUnderTest, check_rule
 from tests.engines.vllm.attached_setup import under_test
 from tests.engines.vllm.fake_server import BLOCK, fake_vllm
+from tests.engines.vllm.real import NEEDS_VLLM
 from tests.engines.vllm.real_server import BLOCK as REAL_BLOCK
-from tests.engines.vllm.real_server import RunningServer, make_model, running_server
+from tests.engines.vllm.real_server import RunningServer, running_server
 
 WITHIN_S = 120.0
 _BY_CRASH = {id for id, rule in RULES.items() if rule.crashes}
@@ -41,36 +42,33 @@ async def test_an_attached_stand_in_keeps_the_rule(id: str) -> None:
     assert verdict == ("unsupported" if RULES[id].needs else "kept")
 
 
-# -- a real server, one for all rules -------------------------------------------------------------
+class TestOnARealServer:
+    """One for all rules."""
 
+    pytestmark = NEEDS_VLLM
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    folder = tmp_path_factory.mktemp("vllm")
-    make_model(folder)
-    with running_server(folder, folder / "server.log") as running:
-        yield running
+    @pytest.fixture(scope="class")
+    def server(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+        with running_server(tmp_path_factory.mktemp("vllm")) as running:
+            yield running
 
+    @pytest.mark.parametrize("id", RULES)
+    async def test_an_attached_vllm_keeps_the_rule(self, id: str, server: RunningServer) -> None:
+        @asynccontextmanager
+        async def real() -> AsyncIterator[EngineUnderTest]:
+            server.reset()
+            async with under_test(
+                server.url,
+                server.kv_events,
+                server.kv_replay,
+                block_size=REAL_BLOCK,
+                long_output_tokens=700,
+            ) as engine:
+                yield engine
 
-@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-@pytest.mark.parametrize("id", RULES)
-async def test_an_attached_vllm_keeps_the_rule(id: str, server: RunningServer) -> None:
-    @asynccontextmanager
-    async def real() -> AsyncIterator[EngineUnderTest]:
-        server.reset()
-        async with under_test(
-            server.url,
-            server.kv_events,
-            server.kv_replay,
-            block_size=REAL_BLOCK,
-            long_output_tokens=700,
-        ) as engine:
-            yield engine
-
-    with structlog.testing.capture_logs(), trio.fail_after(WITHIN_S):
-        verdict = await check_rule(id, real)
-    if RULES[id].needs:
-        assert verdict == "unsupported"
-    else:
-        assert verdict == ("cannot be checked" if id in _BY_CRASH else "kept")
+        with structlog.testing.capture_logs(), trio.fail_after(WITHIN_S):
+            verdict = await check_rule(id, real)
+        if RULES[id].needs:
+            assert verdict == "unsupported"
+        else:
+            assert verdict == ("cannot be checked" if id in _BY_CRASH else "kept")

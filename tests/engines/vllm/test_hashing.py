@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hear import plugins
 from hear.engines.vllm.hashing import SCHEMES, UNSEEDED, low64, prefix_hashes, scheme_of
 from hear.errors import ConfigError
+from tests.engines.vllm.real import NEEDS_VLLM
 
 TOKENS = [(i * i * 7919) % 151_000 for i in range(48)]
 GOLDEN = {
@@ -133,36 +134,37 @@ def restored_seed() -> Iterator[None]:
         os.environ["PYTHONHASHSEED"] = before
 
 
-@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
-@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
-@pytest.mark.usefixtures("restored_seed")
-def test_vllm_computes_the_same(algorithm: str) -> None:
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    from vllm.utils.hashing import get_hash_fn_by_name
-    from vllm.v1.core import kv_cache_utils
+class TestBesideVllm:
+    pytestmark = NEEDS_VLLM
 
-    function = get_hash_fn_by_name(algorithm)
-    rng = random.Random(7)
-    sizes = (23, 24, 255, 256, 65_535, 65_536, 2**32 - 1)
-    for seed in ("0", "a seed with ünicode", None):
-        os.environ.pop("PYTHONHASHSEED", None)
-        if seed is not None:
-            os.environ["PYTHONHASHSEED"] = seed
-        kv_cache_utils.init_none_hash(function)
-        for block_size in (1, 16, 24, 300):
-            for salt in (None, "s", "a longer salt " * 30):
-                tokens = [rng.choice((*sizes, rng.randrange(200_000))) for _ in range(640)]
-                parent, expected = None, []
-                for start in range(0, len(tokens) - block_size + 1, block_size):
-                    extra = (("cache_salt", salt),) if salt and not start else None
-                    block = tokens[start : start + block_size]
-                    parent = kv_cache_utils.hash_block_tokens(function, parent, block, extra)
-                    expected.append(int.from_bytes(parent, "big") & (2**64 - 1))
-                found = prefix_hashes(
-                    tokens,
-                    block_size,
-                    scheme=f"vllm-{algorithm}-64",
-                    seed=UNSEEDED if seed is None else seed,
-                    cache_salt=salt,
-                )
-                assert found == expected
+    @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+    @pytest.mark.usefixtures("restored_seed")
+    def test_it_computes_the_same(self, algorithm: str) -> None:
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core import kv_cache_utils
+
+        function = get_hash_fn_by_name(algorithm)
+        rng = random.Random(7)
+        sizes = (23, 24, 255, 256, 65_535, 65_536, 2**32 - 1)
+        for seed in ("0", "a seed with ünicode", None):
+            os.environ.pop("PYTHONHASHSEED", None)
+            if seed is not None:
+                os.environ["PYTHONHASHSEED"] = seed
+            kv_cache_utils.init_none_hash(function)
+            for block_size in (1, 16, 24, 300):
+                for salt in (None, "s", "a longer salt " * 30):
+                    tokens = [rng.choice((*sizes, rng.randrange(200_000))) for _ in range(640)]
+                    parent, expected = None, []
+                    for start in range(0, len(tokens) - block_size + 1, block_size):
+                        extra = (("cache_salt", salt),) if salt and not start else None
+                        block = tokens[start : start + block_size]
+                        parent = kv_cache_utils.hash_block_tokens(function, parent, block, extra)
+                        expected.append(int.from_bytes(parent, "big") & (2**64 - 1))
+                    found = prefix_hashes(
+                        tokens,
+                        block_size,
+                        scheme=f"vllm-{algorithm}-64",
+                        seed=UNSEEDED if seed is None else seed,
+                        cache_salt=salt,
+                    )
+                    assert found == expected
