@@ -31,7 +31,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.vllm_controls import NOBODY, Engine, Latencies, flood, latencies
+from benchmarks.vllm_controls import LAST_S, NOBODY, Engine, Latencies, flood, latencies
 from hear.blocks import pack
 from hear.connection import connected, run
 from hear.errors import ConfigError, EngineError
@@ -240,7 +240,7 @@ async def _flooded(server: Server, url: str, target: str | None, sizes: Sizes) -
         if target is not None:
             arguments = ["--flood", url, target, str(sizes.flood_s), str(sizes.flood_per_s)]
             command = [sys.executable, "-m", "benchmarks.vllm_overhead", *arguments]
-            with trio.fail_after(sizes.flood_s + 120):
+            with trio.fail_after(sizes.flood_s + LAST_S + 60):
                 process = await trio.run_process(command, capture_stdout=True)
             told.update(json.loads(process.stdout))
         done.set()

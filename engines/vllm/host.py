@@ -26,7 +26,7 @@ _log = structlog.get_logger("hear.vllm")
 RETRY_S: Final = (0.2, 5.0)
 """Shortest and longest time between attempts to join the bus."""
 
-CONTROL_SHARE: Final = 0.1
+CONTROL_SHARE: Final = 0.15
 """How much of a processor controls may take, of which the engine's own thread needs one."""
 
 STOP_WITHIN_S: Final = 1.0

@@ -18,6 +18,8 @@ TENANT: Final = "hear_tenant"
 MAX_TENANTS: Final = 4_096
 """Tenants of one engine that are told apart. What is salted for a further one is nobody's."""
 
+_OF_TENANT: Final = "tenant:"
+
 MAX_NAME: Final = 256
 """Longest name that is taken over, in characters; a longer one is as none."""
 
@@ -56,11 +58,21 @@ def tenant_of(extra_args: Mapping[str, Any] | None) -> str:
 def salt_of(tenant: str, cache_salt: str | None) -> str | None:
     """The salt of a request's prefix cache: tenants never share blocks, whatever they ask for.
 
-    The default tenant's is what its client names, as without HEAR.
+    The default tenant's is what its client names, as without HEAR, unless that looks like a
+    tenant's.
     """
-    if tenant == DEFAULT_TENANT:
+    salt = cache_salt or ""
+    if tenant == DEFAULT_TENANT and not salt.startswith(_OF_TENANT):
         return cache_salt
-    return f"{tenant}\n{cache_salt}" if cache_salt else tenant
+    return f"{_OF_TENANT}{len(tenant)}:{tenant}:{salt}"
+
+
+def _tenant_in(salt: str) -> str | None:
+    """The tenant that a salt is of, if it is of one."""
+    length, colon, rest = salt.removeprefix(_OF_TENANT).partition(":")
+    if not (salt.startswith(_OF_TENANT) and colon and length.isdecimal()):
+        return None
+    return rest[: int(length)]
 
 
 class Tenants:
@@ -83,10 +95,10 @@ class Tenants:
         """
         told = False
         for salt in salts:
-            tenant = salt.partition("\n")[0]
+            tenant = _tenant_in(salt)
             if tenant in self._known:
                 return tenant
-            told = True
+            told = told or tenant not in (None, DEFAULT_TENANT)
         return None if told and len(self._known) == MAX_TENANTS else DEFAULT_TENANT
 
     @property

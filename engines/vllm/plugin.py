@@ -18,7 +18,7 @@ from hear.engines.vllm.holdings import CPU, GPU
 from hear.engines.vllm.identity import key_of, salt_of, tenant_of
 from hear.engines.vllm.settings import Settings
 from hear.engines.vllm.standing import Standing
-from hear.messages import DEFAULT_TENANT, RequestOutcome
+from hear.messages import RequestOutcome
 from hear.operation import Operation, Ref
 from hear.seams import Verdict
 
@@ -29,6 +29,13 @@ EXPECTED: Final = 65_536
 """Requests that have not come and for which controls are kept, that are remembered here."""
 
 MODE: Final = "dense"
+
+FAILURES: Final = {
+    "FINISHED_ABORTED": "client_gone",
+    "FINISHED_ERROR": "engine_error",
+    "FINISHED_IGNORED": "too_long",
+}
+"""Reason codes of requests that vLLM has ended otherwise than by serving them, by its status."""
 
 
 class Plugin:
@@ -64,18 +71,27 @@ class Plugin:
 
     # -- requests -----------------------------------------------------------------------------
 
+    def arriving(self, request: Any) -> None:
+        """vLLM is about to take in a new request, whose blocks it must not mix with others'."""
+        if self._preparing is not None:
+            return
+        tenant = tenant_of(_extra_args(request))
+        salt = salt_of(tenant, request.cache_salt)
+        if salt != request.cache_salt:
+            request.cache_salt = salt
+            request.block_hashes.clear()
+            request.update_block_hashes()
+
     def added(self, request: Any) -> None:
         """vLLM has a new request."""
         self.turn()  # what was said before it came holds for it
         prepare = self._preparing
-        params = request.sampling_params
-        args = params.extra_args if params is not None else None
+        args = _extra_args(request)
         key, tenant = key_of(args, request.request_id), tenant_of(args)
         assert key.request is not None
         if (tenant, key.request) in self._by_name:
             # One of several samples of a prompt, or a name that its client uses twice.
             key = key_of({**args, "hear_request": None} if args else None, request.request_id)
-        self._salt(request, tenant)
         standing = Standing(request, key, tenant, time.monotonic())
         standing.prepare = prepare
         self._by_id[request.request_id] = standing
@@ -89,15 +105,6 @@ class Plugin:
             if self._expected.pop((tenant, key.request or ""), False):
                 self.controls.queue.await_answer(standing)
         self._has_moved(standing)
-
-    def _salt(self, request: Any, tenant: str) -> None:
-        """Keep the blocks of tenants apart."""
-        salt = salt_of(tenant, request.cache_salt)
-        if self._preparing is not None or tenant == DEFAULT_TENANT or salt is None:
-            return
-        request.cache_salt = salt
-        request.block_hashes.clear()
-        request.update_block_hashes()
 
     def preempted(self, request: Any) -> None:
         """vLLM has put a running request back into its queue."""
@@ -119,26 +126,22 @@ class Plugin:
             return
         self._by_name.pop((standing.tenant, standing.key.request or ""), None)
         self._has_moved(standing)
-        completed = request.get_finished_reason() is not None and request.status.name not in (
-            "FINISHED_ABORTED",
-            "FINISHED_ERROR",
-        )
-        if completed:
+        failure = FAILURES.get(request.status.name, "")
+        if not failure:
             self.controls.retention.served(standing)
         self._news.outcomes.append(
-            (standing.key, standing.tenant, self._outcome(standing, completed))
+            (standing.key, standing.tenant, self._outcome(standing, failure))
         )
         self._urgent = True
 
     @staticmethod
-    def _outcome(standing: Standing, completed: bool) -> RequestOutcome:
+    def _outcome(standing: Standing, failure: str) -> RequestOutcome:
         now, request = time.monotonic(), standing.request
         started = now if standing.started_s is None else standing.started_s
         first = now if standing.first_token_s is None else standing.first_token_s
-        reasons = {"FINISHED_ABORTED": "client_gone", "FINISHED_ERROR": "engine_error"}
         return RequestOutcome(
-            status="completed" if completed else "failed",
-            reason=reasons.get(request.status.name, ""),
+            status="failed" if failure else "completed",
+            reason=failure,
             mode=MODE,
             prompt_tokens=request.num_prompt_tokens,
             output_tokens=request.num_output_tokens,
@@ -319,6 +322,12 @@ class Plugin:
             prompt_tokens=request.num_prompt_tokens,
             output_tokens=request.num_output_tokens,
         )
+
+
+def _extra_args(request: Any) -> Any:
+    """What its client has said of a request beyond what vLLM knows of."""
+    params = request.sampling_params
+    return params.extra_args if params is not None else None
 
 
 def _importance(request: Any) -> tuple[int, float]:

@@ -106,6 +106,8 @@ class HearMixin(_Over):
     def add_request(self, request: Any) -> None:
         self._window.close()
         is_new = request.request_id not in self.requests
+        if is_new:
+            self._tell("arriving", request)
         super().add_request(request)
         if is_new and request.request_id in self.requests:
             self._tell("added", request)

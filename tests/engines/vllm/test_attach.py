@@ -276,7 +276,7 @@ async def test_a_tenants_requests_are_salted_and_told_to_it_alone() -> None:
         again = await s.engine.generate(request("a"))
         assert again.outcome.reused_tokens == {}
         salts = [body.get("cache_salt") for body in s.server.bodies]
-        assert salts == ["acme", "acme\nmine", None]
+        assert salts == ["tenant:4:acme:", "tenant:4:acme:mine", None]
         await s.until(lambda: s.view.residency.num_blocks() == 2)
         told = {e.tenant for e in s.heard if e.category == "outcome"}
         assert told == {"acme", DEFAULT_TENANT}
@@ -287,7 +287,7 @@ async def test_a_tenants_requests_are_salted_and_told_to_it_alone() -> None:
 
 async def test_blocks_from_before_are_a_known_tenants_by_their_salt() -> None:
     def before(server: FakeVllm) -> None:
-        server.kv.publish(stored([1, 2], extra_keys=[["acme"], None]), stored([3]))
+        server.kv.publish(stored([1, 2], extra_keys=[["tenant:4:acme:"], None]), stored([3]))
 
     async with scene(prepare=before, tenants=("acme",)) as s:
         await s.until(lambda: holds(s.view, 3) and s.view.residency_known)

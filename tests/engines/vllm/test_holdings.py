@@ -20,6 +20,7 @@ from hear.engines.vllm.identity import Tenants, salt_of
 from hear.messages import DEFAULT_TENANT, BlocksCleared, BlocksRemoved, BlocksStored
 
 TENANTS = (DEFAULT_TENANT, "acme", "umbra")
+ACME, UMBRA = (salt_of(tenant, None) or "" for tenant in TENANTS[1:])
 GPU, CPU = "gpu", "cpu"
 
 
@@ -116,7 +117,7 @@ def test_what_was_never_stored_is_not_given_up() -> None:
 
 def test_a_slower_tier_that_names_no_parents_has_those_of_the_first() -> None:
     holdings = Holdings(Tenants(["acme"]))
-    holdings.take([Stored(GPU, [1, 2], None, ["acme"]), Removed(GPU, [1, 2])])
+    holdings.take([Stored(GPU, [1, 2], None, [ACME]), Removed(GPU, [1, 2])])
     holdings.take([Stored(CPU, [2])])
     assert held(holdings, "acme") == {(CPU, 2): 1}
 
@@ -124,7 +125,7 @@ def test_a_slower_tier_that_names_no_parents_has_those_of_the_first() -> None:
 def test_origins_of_what_has_gone_are_bounded() -> None:
     holdings = Holdings(Tenants(["acme"]))
     blocks = range(1, REMEMBER + 2)
-    holdings.take([Stored(GPU, blocks, None, ["acme"]), Removed(GPU, blocks)])
+    holdings.take([Stored(GPU, blocks, None, [ACME]), Removed(GPU, blocks)])
     holdings.take([Stored(CPU, [1]), Stored(CPU, [2])])
     assert held(holdings, "acme") == {(CPU, 2): 1}
     assert not held(holdings)
@@ -132,7 +133,12 @@ def test_origins_of_what_has_gone_are_bounded() -> None:
 
 def test_a_tier_that_is_cleared_is_told_to_those_who_had_something_there() -> None:
     holdings = Holdings(Tenants(["acme", "umbra"]))
-    holdings.take([Stored(GPU, [1], None, ["acme"]), Stored(CPU, [2], None, ["umbra"])])
+    holdings.take(
+        [
+            Stored(GPU, [1], None, [ACME]),
+            Stored(CPU, [2], None, [UMBRA]),
+        ]
+    )
     assert holdings.take([Cleared(GPU)]) == {"acme": [BlocksCleared(tier=GPU)]}
 
 
@@ -140,16 +146,30 @@ def test_a_salt_of_nobody_is_one_of_the_default_tenants_clients() -> None:
     tenants = Tenants(["acme"])
     assert tenants.of_salts([]) == DEFAULT_TENANT
     assert tenants.of_salts(["somebody"]) == DEFAULT_TENANT
-    assert tenants.of_salts(["acme"]) == tenants.of_salts(["acme\nmine"]) == "acme"
-    assert tenants.of_salts(["an adapter", "acme"]) == "acme"
+    assert tenants.of_salts(["acme"]) == DEFAULT_TENANT
+    own, more = salt_of("acme", None), salt_of("acme", "mine")
+    assert own is not None
+    assert more is not None
+    assert tenants.of_salts([own]) == tenants.of_salts([more]) == "acme"
+    assert tenants.of_salts(["an adapter", own]) == "acme"
+
+
+def test_no_tenant_has_the_salt_of_another_whatever_it_asks_for() -> None:
+    asked = (None, "", "mine", "acme", salt_of("acme", None), salt_of("acme", "mine"))
+    names = (DEFAULT_TENANT, "acme", "acme:", "acme\nmine", "4:acme", "umbra")
+    salts = {(name, salt_of(name, salt) or "") for name in names for salt in asked}
+    assert len({salt for _, salt in salts}) == len(salts)
 
 
 def test_where_tenants_are_too_many_what_is_salted_for_a_further_one_is_nobodys() -> None:
     tenants = Tenants(f"t{number}" for number in range(identity.MAX_TENANTS + 1))
-    assert tenants.of_salts(["t0"]) == "t0"
-    assert tenants.of_salts([f"t{identity.MAX_TENANTS}"]) is None
+    first, further = salt_of("t0", None), salt_of(f"t{identity.MAX_TENANTS}", None)
+    assert first is not None
+    assert further is not None
+    assert tenants.of_salts([first]) == "t0"
+    assert tenants.of_salts([further]) is None
     holdings = Holdings(tenants)
-    assert holdings.take([Stored(GPU, [1], None, [f"t{identity.MAX_TENANTS}"])]) == {}
+    assert holdings.take([Stored(GPU, [1], None, [further])]) == {}
 
 
 def test_an_adapters_name_is_no_salt() -> None:

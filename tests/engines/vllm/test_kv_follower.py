@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hear.blocks import unpack
 from hear.engines.vllm.hashing import prefix_hashes
-from hear.engines.vllm.identity import Tenants
+from hear.engines.vllm.identity import Tenants, salt_of
 from hear.engines.vllm.kv_events import END_OF_REPLAY
 from hear.engines.vllm.kv_follower import KvFollower
 from hear.errors import EngineError
@@ -171,12 +171,12 @@ def test_after_a_gap_a_block_is_nobodys_until_it_is_known_what_came_before_it() 
     tenants = Tenants(["acme"])
     follower = KvFollower(BLOCK, tenants=tenants)
     follower.replayed([])
-    follower.live(batch(0, stored([1, 2], extra_keys=[["acme"], None])))
+    follower.live(batch(0, stored([1, 2], extra_keys=[[salt_of("acme", None)], None])))
     follower.live(batch(2, stored([3], parent=2)))
     follower.replayed(None)
     assert not list(follower.holdings.chains())
     assert not list(follower.holdings.chains("acme"))
-    reused = stored([1, 2, 3], extra_keys=[["acme"], None, None])
+    reused = stored([1, 2, 3], extra_keys=[[salt_of("acme", None)], None, None])
     heard = follower.live(batch(3, reused))
     assert list(heard.changes) == ["acme"]
     assert not follower.known
