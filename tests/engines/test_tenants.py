@@ -4,7 +4,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from hear.blocks import unpack
 from hear.engines.simulated import tenants as tenants_module
@@ -93,6 +93,7 @@ async def test_totals_of_the_queue_are_of_the_tenant_that_is_told(
             tenant = "acme" if number % 2 else DEFAULT_TENANT
             made = request(f"r{number}", tenant=tenant, output_tokens=50)
             nursery.start_soon(stand.engine.generate, made)
+            await wait_all_tasks_blocked()  # trio starts them in any order
         await trio.sleep(0.3)
         assert stand.engine.pressure().num_running == 4
         assert stand.engine.pressure().num_waiting == 2
