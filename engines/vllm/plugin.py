@@ -168,6 +168,8 @@ class Plugin:
             self._started(started.req_id)
         for request_id in output.scheduled_cached_reqs.resumed_req_ids:
             self._started(request_id)
+        if self._moved:
+            self._tell(time.monotonic())  # now, and not when the step has been computed
 
     def _started(self, request_id: str) -> None:
         standing = self._by_id.get(request_id)
