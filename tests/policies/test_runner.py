@@ -126,7 +126,8 @@ class Engine:
         for answer in step.answers:
             self.say(answer.outcome, answer.key)
         for operation in step.apply:
-            self.effects[operation.id] = operation.control
+            if not isinstance(operation.control, Cancel | Withdraw):
+                self.effects[operation.id] = operation.control
             standing = isinstance(operation.control, BoundWait | Retain)
             verdict = Verdict("accepted", standing=True) if standing else Verdict("completed")
             self._carry_out(self._intake.applied(operation, verdict))
