@@ -34,7 +34,10 @@ from hear.harnesses.replay.results import Row, RunResult
 from hear.harnesses.replay.table import PIPED_WIDTH, print_results
 from hear.log import to_stderr
 
-ARMS: Final = "fcfs,cache-aware,cache-aware+guard:4,session-aware,cache-aware+guard:4+session-aware"
+GUARD: Final = "cache-aware+guard:15"
+"""A bound of some four fifths of what the longest wait is without policies, on two cores."""
+
+ARMS: Final = f"fcfs,cache-aware,{GUARD},session-aware,{GUARD}+session-aware"
 BLOCK_SIZE: Final = 32
 MODEL_SHAPE: Final = ("--layers", "6", "--hidden", "256")
 """Of the generated model: prefill of the workload's prompts takes most of the time."""
