@@ -120,7 +120,7 @@ class TestBesideVllm:
         parsed = _parser().parse_args(list(made.command[start:]))
         assert parsed.max_model_len == 1000
         assert parsed.enable_prefix_caching is True
-        assert parsed.scheduling_policy == "priority"
+        assert parsed.scheduling_policy == "fcfs", "it is left as it is"
         assert parsed.additional_config["hear"]["name"] == "e"
         assert parsed.kv_events_config.topic == "t"
         assert parsed.kv_events_config.enable_kv_cache_events is True
