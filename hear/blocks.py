@@ -44,6 +44,18 @@ def unpack(packed: bytes) -> Sequence[int]:
     return hashes
 
 
+def unpack_prompt(packed: bytes) -> Sequence[int]:
+    """As ``unpack``, of what has to be the blocks of one prompt.
+
+    Raises:
+        RemoteProtocolError: the length is wrong, or a block is named twice.
+    """
+    hashes = unpack(packed)
+    if len(set(hashes)) < len(hashes):
+        raise RemoteProtocolError("prefix_hashes names a block twice")
+    return hashes
+
+
 def chain(parent: int | None, content: bytes, salt: bytes = b"") -> int:
     """Hash one block from its parent's hash (None for the first block) and its content.
 

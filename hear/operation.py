@@ -64,6 +64,16 @@ class Operation:
         return self.tenant, self.id
 
     @property
+    def request_ref(self) -> Ref:
+        """The request that it names, among those of its tenant; of an empty id if it names none."""
+        return self.tenant, self.key.request or ""
+
+    @property
+    def context_ref(self) -> Ref:
+        """The context that it names, among those of its tenant; of an empty id if it names none."""
+        return self.tenant, self.key.context or ""
+
+    @property
     def terminal(self) -> bool:
         """Whether the operation has ended."""
         return self.phase in TERMINAL

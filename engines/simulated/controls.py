@@ -7,7 +7,7 @@ One method a kind of control; each says at once how it went, or that the effect 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hear.blocks import unpack
+from hear.blocks import unpack_prompt
 from hear.engines.leases import Lease, LeaseBook
 from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.placement import Placement
@@ -111,13 +111,13 @@ class Controls:
         except RemoteProtocolError as error:
             return Verdict("rejected", "malformed", str(error))
         if verdict.status == "accepted" and verdict.fallback is not None:
-            self._fallbacks[operation.tenant, operation.id] = verdict.fallback
+            self._fallbacks[operation.ref] = verdict.fallback
         return verdict
 
     # -- order, waiting, admission ------------------------------------------------------------
 
     def _request(self, operation: Operation) -> SimRequest | None:
-        return self._requests.get((operation.tenant, operation.key.request or ""))
+        return self._requests.get(operation.request_ref)
 
     def _waiting(self, operation: Operation) -> SimRequest | Verdict:
         request = self._request(operation)
@@ -147,7 +147,7 @@ class Controls:
             return request
         required = control.force == "requirement"
         self._scheduler.waiting.bound(request, control.max_wait_s, required=required)
-        request.guard = operation.tenant, operation.id
+        request.guard = operation.ref
         self._moved(request)
         return Verdict("accepted", standing=True)
 
@@ -184,20 +184,18 @@ class Controls:
         control = operation.control
         assert isinstance(control, Retain | Prepare | Place)
         if control.prefix_hashes:
-            hashes = unpack(control.prefix_hashes)
-            if len(set(hashes)) < len(hashes):
-                raise RemoteProtocolError("prefix_hashes names a block twice")
+            hashes = unpack_prompt(control.prefix_hashes)
             owner = self._tenants.number(operation.tenant)
             if owner is None:
                 raise EngineError("this engine cannot tell one more tenant apart")
             return blocks_of(owner, hashes)
-        served = self._contexts.get((operation.tenant, operation.key.context or ""))
+        served = self._contexts.get(operation.context_ref)
         return None if served is None else served.blocks
 
     def _retain(self, operation: Operation, now: float) -> Verdict:
         control = operation.control
         assert isinstance(control, Retain)
-        context = operation.tenant, operation.key.context or ""
+        context = operation.context_ref
         if control.lease_s > self._limits.max_lease_s:
             most = self._limits.max_lease_s
             return Verdict("rejected", "lease_too_long", f"{control.lease_s} s, at most {most} s")
@@ -214,7 +212,7 @@ class Controls:
         if (former := self._leases.get(context)) is not None:  # of a worker that is gone
             self.end_lease(former, "completed", "renewed")
         lease = Lease(
-            (operation.tenant, operation.id),
+            operation.ref,
             context,
             control.score,
             now + control.lease_s,
@@ -226,7 +224,7 @@ class Controls:
         return Verdict("accepted", standing=True, fallback=fallback)
 
     def _release(self, operation: Operation, now: float) -> Verdict:
-        context = operation.tenant, operation.key.context or ""
+        context = operation.context_ref
         served = self._contexts.get(context)
         lease = self._leases.get(context)
         if lease is not None:  # the one who asked for it is told by arbitration, or here
@@ -276,11 +274,11 @@ class Controls:
 
     def revert(self, operation: Operation, now: float) -> None:
         """End what an operation still effects, without saying so."""
-        control, ref = operation.control, (operation.tenant, operation.id)
+        control, ref = operation.control, operation.ref
         request = self._request(operation)
         self._fallbacks.pop(ref, None)
         if isinstance(control, Retain):
-            lease = self._leases.get((operation.tenant, operation.key.context or ""))
+            lease = self._leases.get(operation.context_ref)
             if lease is not None and lease.operation == ref:
                 self._cache.rerank(self._leases.drop(lease))
         elif isinstance(control, Prepare | Place):

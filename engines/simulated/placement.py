@@ -68,7 +68,7 @@ class Placement:
         room = {GPU: cache.num_gpu_blocks, CPU: cache.num_cpu_blocks}
         if len(blocks) > min(room[t] for t in ((tier, GPU) if lost else (tier,))):
             return Verdict("rejected", "no_room", f"{len(blocks)} blocks")
-        ref = operation.tenant, operation.id
+        ref = operation.ref
         job = _Job(ref, tier, blocks, demote=isinstance(control, Place))
         if tier == GPU or lost:
             if refusal := self._refusal(job):

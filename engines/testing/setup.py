@@ -132,7 +132,7 @@ class WatchedBackend:
 
     def apply(self, operation: Operation) -> Verdict | None:
         if not isinstance(operation.control, Cancel | Withdraw):  # these act by what they revert
-            self.applied[operation.tenant, operation.id] += 1
+            self.applied[operation.ref] += 1
         verdict = self._inner.apply(operation)
         self._check()
         return verdict

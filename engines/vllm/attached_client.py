@@ -56,7 +56,7 @@ class AttachedClient:
 
     def prioritise(self, operation: Operation, control: Prioritise) -> Verdict:
         """Take a priority for a request that is about to be sent."""
-        ref = operation.tenant, operation.key.request or ""
+        ref = operation.request_ref
         own = self.requests.get(ref)
         if own is None or own.sent:
             return Verdict("rejected", "already_submitted")

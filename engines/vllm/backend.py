@@ -7,7 +7,6 @@ what it says has happened is in it before it is said.
 
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, Final
@@ -19,7 +18,7 @@ from hear.engines.vllm.hashing import scheme_of
 from hear.engines.vllm.holdings import CPU, GPU, Holdings
 from hear.engines.vllm.identity import Tenants
 from hear.engines.vllm.own_events import read
-from hear.engines.vllm.plugin import EXPECTED, MODE, Plugin
+from hear.engines.vllm.plugin import MODE, Plugin
 from hear.engines.vllm.settings import Settings
 from hear.messages import (
     DEFAULT_TENANT,
@@ -46,7 +45,6 @@ class VllmBackend:
 
     def __init__(self, plugin: Plugin, scheduler: Any, settings: Settings) -> None:
         """Called on the engine's thread, while it is being made."""
-        self._plugin = plugin
         self._bridge = plugin.bridge
         self._facts = _Facts(scheduler, settings, plugin)
         self._tenants = Tenants()
@@ -59,7 +57,6 @@ class VllmBackend:
         self._timer_s = inf
         self._timer_moved = trio.Event()
         self._offset_s = 0.0
-        self._expected: OrderedDict[Ref, None] = OrderedDict()
 
     def listen(self) -> None:
         """Take the engine's news in from now on, on the trio loop that this is called in."""
@@ -124,11 +121,7 @@ class VllmBackend:
 
     def expect(self, operation: Operation) -> None:
         """Have a request held, when it comes, until its arrival has been answered."""
-        name = operation.tenant, operation.key.request or ""
-        self._expected[name] = None
-        if len(self._expected) > EXPECTED:
-            self._expected.popitem(last=False)
-        self._bridge.command(Command("expect", None, name))
+        self._bridge.command(Command("expect", None, operation.request_ref))
 
     def revert(self, operation: Operation) -> None:
         """Have an operation's effect ended on the engine's thread."""
@@ -165,10 +158,8 @@ class VllmBackend:
         if self._report is not None:
             for report in reports.values():
                 self._report(report)
-        for key, tenant in news.arrived:
-            name = tenant, key.request or ""
-            if self._expected.pop(name, 0) is None:
-                self._bridge.command(Command("answered", None, name))
+        for name in news.awaiting:
+            self._bridge.command(Command("answered", None, name))
 
     def _reports(self, news: News) -> dict[str, Report]:
         """What there is to say to each tenant, once it stands in the copy as well."""

@@ -63,9 +63,13 @@ class Pace(NamedTuple):
 
 @dataclass(slots=True)
 class News:
-    """What happened in the engine since the last news."""
+    """What happened in the engine since the last news.
+
+    ``awaiting`` are those of ``arrived`` that do not start before they are answered.
+    """
 
     arrived: list[tuple[Key, str]] = field(default_factory=list)
+    awaiting: list[Ref] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     verdicts: list[tuple[Ref, Verdict]] = field(default_factory=list)
     operations: list[tuple[Ref, OperationOutcome]] = field(default_factory=list)

@@ -14,10 +14,10 @@ from typing import Any, Final
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
+from hear.blocks import unpack_prompt
 from hear.engines.vllm.block_index import BlockIndex
 from hear.engines.vllm.contexts import Contexts, Served
 from hear.engines.vllm.holdings import CPU, GPU
-from hear.engines.vllm.retention import name_of, named_blocks
 from hear.engines.vllm.standing import BACKGROUND, Standing
 from hear.messages import Place, Prepare
 from hear.operation import Operation, Ref
@@ -72,23 +72,21 @@ class Placement:
 
     def begin(self, operation: Operation) -> Verdict:
         """Begin to bring blocks to where a control wants them."""
-        control, name = operation.control, name_of(operation)
+        control, name = operation.control, operation.context_ref
         assert isinstance(control, Prepare | Place)
         tiers = (control.tier, *control.fallback)
         tier = next((t for t in tiers if t in self._num_blocks), None)
         if tier is None:
             return Verdict("rejected", "unknown_tier", control.tier)
         fallback = None if tier == control.tier else tier
-        blocks = named_blocks(control.prefix_hashes)
-        served = self._contexts.get(name)
-        if blocks is not None:
-            served = self._contexts.with_blocks(name, blocks)
+        if control.prefix_hashes:
+            served = self._contexts.with_blocks(name, unpack_prompt(control.prefix_hashes))
+            unknown = "not_resident", "no request has shown what is in these blocks"
+        else:
+            served = self._contexts.get(name)
+            unknown = "unknown_context", name[1]
         if served is None:
-            if blocks is None:
-                return Verdict("rejected", "unknown_context", name[1])
-            return Verdict(
-                "rejected", "not_resident", "no request has shown what is in these blocks"
-            )
+            return Verdict("rejected", *unknown)
         lost = [b for b in served.blocks if not any(self._holds(t, b) for t in self._num_blocks)]
         if lost and not (isinstance(control, Prepare) and control.compute):
             detail = f"{len(lost)} of {len(served.blocks)} blocks"

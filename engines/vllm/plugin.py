@@ -104,6 +104,7 @@ class Plugin:
             self.controls.placement.hasher = request._block_hasher
             if self._expected.pop((tenant, key.request or ""), False):
                 self.controls.queue.await_answer(standing)
+                self._news.awaiting.append((tenant, key.request or ""))
         self._has_moved(standing)
 
     def preempted(self, request: Any) -> None:
@@ -297,7 +298,7 @@ class Plugin:
     # -- pieces -------------------------------------------------------------------------------
 
     def _find(self, operation: Operation) -> Standing | None:
-        return self._by_name.get((operation.tenant, operation.key.request or ""))
+        return self._by_name.get(operation.request_ref)
 
     def _has_moved(self, standing: Standing) -> None:
         self._moved[standing.request.request_id] = standing

@@ -5,13 +5,12 @@ it is given up all the same when service needs the room, and the lease then ends
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from hear.blocks import unpack
+from hear.blocks import unpack_prompt
 from hear.engines.leases import Lease, LeaseBook
 from hear.engines.vllm.contexts import Contexts
 from hear.engines.vllm.standing import Standing
-from hear.errors import RemoteProtocolError
 from hear.messages import Release, Retain
 from hear.operation import Operation, Ref
 from hear.seams import Verdict
@@ -38,7 +37,7 @@ class Retention:
 
     def retain(self, operation: Operation) -> Verdict:
         """Lease the blocks of a context."""
-        control, name = operation.control, name_of(operation)
+        control, name = operation.control, operation.context_ref
         assert isinstance(control, Retain)
         if control.lease_s > self._max_lease_s:
             detail = f"{control.lease_s} s, at most {self._max_lease_s} s"
@@ -50,10 +49,11 @@ class Retention:
                 return Verdict("rejected", "cannot_promise", "leases yield under pressure")
             fallback = "preference"
         served = self._contexts.get(name)
-        blocks = named_blocks(control.prefix_hashes)
-        if blocks is None:
-            if served is None:
-                return Verdict("rejected", "unknown_context", name[1])
+        if control.prefix_hashes:
+            blocks = unpack_prompt(control.prefix_hashes)
+        elif served is None:
+            return Verdict("rejected", "unknown_context", name[1])
+        else:
             blocks = served.blocks
         now = time.monotonic()
         if (former := self._leases.get(name)) is not None:  # of a worker that is gone
@@ -73,7 +73,7 @@ class Retention:
     def release(self, operation: Operation) -> Verdict:
         """End the leases of a context, and let its blocks go first."""
         assert isinstance(operation.control, Release)
-        name = name_of(operation)
+        name = operation.context_ref
         served, lease = self._contexts.get(name), self._leases.get(name)
         if lease is not None:  # the one who asked for it is told by arbitration, or here
             self._drop(lease, "completed", "released")
@@ -85,7 +85,7 @@ class Retention:
 
     def revert(self, operation: Operation) -> None:
         """End a lease without saying so."""
-        lease = self._leases.get(name_of(operation))
+        lease = self._leases.get(operation.context_ref)
         if lease is not None and lease.operation == operation.ref:
             self._rerank(self._leases.drop(lease))
 
@@ -124,22 +124,3 @@ class Retention:
     def _drop(self, lease: Lease[Ref], status: str, reason: str, detail: str = "") -> None:
         self._rerank(self._leases.drop(lease))
         self._end(lease.operation, status, reason, detail)
-
-
-def name_of(operation: Operation) -> Ref:
-    """The context that a control is about."""
-    return operation.tenant, operation.key.context or ""
-
-
-def named_blocks(prefix_hashes: bytes) -> Sequence[int] | None:
-    """The blocks that a control names; None if it names none.
-
-    Raises:
-        RemoteProtocolError: they cannot be the blocks of one prompt.
-    """
-    if not prefix_hashes:
-        return None
-    blocks = unpack(prefix_hashes)
-    if len(set(blocks)) < len(blocks):
-        raise RemoteProtocolError("prefix_hashes names a block twice")
-    return blocks

@@ -39,7 +39,6 @@ class Standing:
         "request",
         "reused",
         "since_s",
-        "stamp",
         "started_s",
         "state",
         "tenant",
@@ -59,7 +58,6 @@ class Standing:
         self.held_until: float | None = None
         self.hold_required = False
         self.awaits_s: float | None = None
-        self.stamp = 0
         self.started_s: float | None = None
         self.first_token_s: float | None = None
         self.reused: dict[str, int] = {}
