@@ -4,8 +4,9 @@
 
 Needs vLLM (docs/vllm.md). Three servers run at once on one model: vLLM as it comes, vLLM with HEAR
 and no policy, and with Cache-Aware at work; they are measured in turns, one at a time, so that what
-the machine does meanwhile falls on all of them. Ratios are taken within a turn. Decode throughput
-is the sum over concurrent requests of tokens after the first by the time that they took.
+the machine does meanwhile falls on all of them. Ratios are taken within a turn; many short turns
+tell more than a few long ones. Decode throughput is the sum over concurrent requests of tokens
+after the first by the time that they took.
 
 Hub, policies and the flood are processes of their own and share the cores with the engine, so on
 few cores what they take is in the figures: the flood is therefore measured three ways, with none,
@@ -23,8 +24,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import comb
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, Final
 
 import trio
@@ -59,17 +61,15 @@ PROMPT_TOKENS: Final = 64
 class Sizes:
     """How much of everything."""
 
-    repeats: int = 7
-    output_tokens: int = 512
+    repeats: int = 40
+    output_tokens: int = 128
     controls: int = 300
     flood_s: float = 10.0
     flood_per_s: int = 10_000
     floods: int = 3
 
 
-QUICK: Final = Sizes(
-    repeats=3, output_tokens=128, controls=60, flood_s=3.0, flood_per_s=2_000, floods=1
-)
+QUICK: Final = Sizes(repeats=5, controls=60, flood_s=3.0, flood_per_s=2_000, floods=1)
 
 
 @dataclass
@@ -263,12 +263,14 @@ def ratios(row: dict[str, list[float]], name: str) -> list[float]:
     return [own / stock for own, stock in zip(row[name], row[STOCK], strict=True)]
 
 
-def spread(samples: Sequence[float]) -> tuple[float, float]:
-    """The quartiles, or the ends of too few."""
-    if len(samples) < 3:
-        return min(samples), max(samples)
-    low, _, high = quantiles(samples, n=4, method="inclusive")
-    return low, high
+def interval(samples: Sequence[float]) -> tuple[float, float]:
+    """Between which samples their true median lies, with 95% confidence; of too few, their ends."""
+    ordered, n = sorted(samples), len(samples)
+    below, tail = 0, 0.5**n
+    while tail <= 0.025:  # the chance that so few samples are below the median
+        below += 1
+        tail += comb(n, below) * 0.5**n
+    return ordered[max(below - 1, 0)], ordered[min(n - below, n - 1)]
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:
@@ -285,7 +287,7 @@ def as_dict(found: Found, sizes: Sizes) -> dict[str, Any]:
         "decode_tokens_per_s": found.decode,
         "decode_ratio_to_stock": {
             count: {
-                name: {"median": median(ratios(row, name)), "quartiles": spread(ratios(row, name))}
+                name: {"median": median(ratios(row, name)), "ci95": interval(ratios(row, name))}
                 for name in row
                 if name != STOCK
             }
@@ -309,11 +311,11 @@ def as_dict(found: Found, sizes: Sizes) -> dict[str, Any]:
 def show(found: Found, console: Console) -> None:
     """The same as tables."""
     if found.decode:
-        table = Table("requests", "server", "tokens/s", "of stock", "quartiles")
+        table = Table("requests", "server", "tokens/s", "of stock", "95% of the median")
         for count, row in found.decode.items():
             for name, samples in row.items():
                 share = ratios(row, name)
-                low, high = spread(share)
+                low, high = interval(share)
                 cells = [f"{median(samples):,.0f}", f"{median(share):.3f}", f"{low:.3f}-{high:.3f}"]
                 table.add_row(str(count), name, *cells)
         console.print(table)

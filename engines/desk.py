@@ -33,6 +33,9 @@ from hear.subjects import stem
 SNAPSHOT_BLOCKS = 65_536
 """Most blocks in one part of a residency snapshot, so that no message grows without bound."""
 
+ASKED = "hints"
+"""After the engine's name: the source of controls that came along with requests."""
+
 
 class Desk:
     """One tenant's side of one engine."""
@@ -65,6 +68,7 @@ class Desk:
         self._keep = keep
         self._key = Key(engine=engine)
         self._sequencer = Sequencer(engine, epoch, tenant)
+        self._asking = Sequencer(f"{engine}/{ASKED}", epoch, tenant)
         self._intake = Intake(
             engine=engine,
             controls=backend.capabilities().controls,
@@ -74,6 +78,7 @@ class Desk:
             ended=ended,
         )
         self._serving: dict[str, Key] = {}
+        self._told_costs = backend.costs()
 
     @property
     def num_open(self) -> int:
@@ -123,6 +128,9 @@ class Desk:
             assert key.request is not None
             key = self._serving[key.request] = self._at_home(key)
             self._carry_out(self._intake.request_arrived(key, trio.current_time()))
+        for key, control in report.asked:
+            now = trio.current_time()
+            self.take_in(self._asking.wrap(control, key, now), now)
         if report.blocks and not report.residency_anew:
             self._publish(ResidencyChanged(changes=tuple(report.blocks)), self._key)
         if report.queue is not None:
@@ -153,6 +161,7 @@ class Desk:
             self._publish(RequestOutcome(status="failed", reason="engine_restarted"), key)
         self._serving.clear()
         self._sequencer.restart()
+        self._asking.restart()
         self._intake.epoch = self._sequencer.epoch
         self.introduce()
 
@@ -175,6 +184,7 @@ class Desk:
 
     def introduce(self) -> None:
         """Tell what there is to know of the engine."""
+        self._told_costs = self._backend.costs()
         for provider in (
             self._capabilities,
             self._costs,
@@ -185,8 +195,12 @@ class Desk:
                 self._send(envelope)
 
     def tell_pressure(self) -> None:
-        """Tell how full the engine is now."""
+        """Tell how full the engine is now, and what work costs if that has changed."""
         self._publish(self._backend.pressure(), self._key)
+        costs = self._backend.costs()
+        if costs != self._told_costs:
+            self._told_costs = costs
+            self._send(self._snapshot(costs))
 
     def answer(self, answer: Answer) -> None:
         """Tell what became of an operation."""

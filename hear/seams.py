@@ -185,14 +185,16 @@ class OperationEnded(NamedTuple):
 class Report:
     """What happened in an engine since its last report, as far as it concerns one tenant.
 
-    ``arrived`` holds keys of new requests; ``verdicts`` what became of operations, by id, of which
-    ``EngineBackend.apply`` could not tell at once. ``residency_anew``: the backend has lost sight
-    of what the engine holds, or found it again, so all is to be told anew, and ``blocks`` of such a
-    report say nothing. ``capabilities`` is what the engine can do, where that has changed other
-    than in its controls. These two concern every tenant, whichever the report is of.
+    ``arrived`` holds keys of new requests; ``asked`` controls that came to the engine itself, along
+    with a request, to be taken in as if off the bus; ``verdicts`` what became of operations, by id,
+    of which ``EngineBackend.apply`` could not tell at once. ``residency_anew``: the backend lost
+    sight of what the engine holds, or found it again, so all is to be told anew, and ``blocks`` of
+    such a report say nothing. ``capabilities`` is what the engine can do, where that has changed
+    other than in its controls. These two concern every tenant, whichever the report is of.
     """
 
     arrived: list[Key] = field(default_factory=list)
+    asked: list[tuple[Key, Control]] = field(default_factory=list)
     verdicts: list[tuple[str, Verdict]] = field(default_factory=list)
     blocks: list[BlockChange] = field(default_factory=list)
     residency_anew: bool = False

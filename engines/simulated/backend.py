@@ -41,7 +41,7 @@ from hear.messages import (
     RequestOutcome,
 )
 from hear.operation import Operation, Ref
-from hear.seams import InferenceRequest, InferenceResult, Report, Verdict
+from hear.seams import InferenceRequest, InferenceResult, OperationEnded, Report, Verdict
 
 MAX_CONTEXTS = 100_000
 
@@ -65,14 +65,14 @@ class SimulatedEngine:
     def _start_empty(self) -> None:
         limits = self.profile.scheduler
         self._tenants = Tenants()
-        self._leases: LeaseBook[Ref] = LeaseBook(limits.retention_decay_s)
+        leases: LeaseBook[Ref] = LeaseBook(limits.retention_decay_s)
         self.cache = KvCache(
             num_gpu_blocks=self.profile.num_blocks(GPU, self.block_size),
             num_cpu_blocks=self.profile.num_blocks(CPU, self.block_size),
             inclusive=self.profile.tiers.cpu == "inclusive",
             block_transfer_s=self.roofline.block_transfer_s,
-            leases=self._leases,
-            on_lost=lambda block: self._controls.lost(block),
+            leases=leases,
+            on_lost=lambda block: self._controls.retention.lost(block),
         )
         self.scheduler = Scheduler(limits, self.cache, self.block_size)
         self._requests: dict[Ref, SimRequest] = {}
@@ -82,7 +82,7 @@ class SimulatedEngine:
             limits=limits,
             scheduler=self.scheduler,
             cache=self.cache,
-            leases=self._leases,
+            leases=leases,
             requests=self._requests,
             contexts=self._contexts,
             tenants=self._tenants,
@@ -283,14 +283,13 @@ class SimulatedEngine:
         if arrived:
             self._controls.placement.arrived_on_cpu(arrived, now)
         self.scheduler.settle(now)
-        for lease in list(self._leases.expired(now)):
-            self._controls.end_lease(lease, "completed", "expired")
+        self._controls.retention.tick(now)
 
     def _next_timer(self) -> float:
         timers = (
             self.cache.next_settle(),
             self.scheduler.next_load(),
-            self._leases.next_expiry(),
+            self._controls.retention.next_timer(),
             self.scheduler.waiting.next_release(),
         )
         return min((t for t in timers if t is not None), default=inf)
@@ -325,9 +324,7 @@ class SimulatedEngine:
         blocks = [sim.hash_at(index) for index in range(sim.num_named)]
         self._contexts.pop(sim.of_context, None)
         self._contexts[sim.of_context] = ServedContext(blocks, now)
-        lease = self._leases.get(sim.of_context)
-        if lease is not None:
-            self.cache.rerank(self._leases.move(lease, blocks, now))
+        self._controls.retention.served(sim.of_context, blocks, now)
 
     def _fail_all(self, reason: str) -> None:
         now = trio.current_time()
@@ -350,11 +347,11 @@ class SimulatedEngine:
                 reports[tenant].queue = queue
         for owner, blocks in self.cache.drain_changes().items():
             reports[self._tenants.name(owner)].blocks = blocks
-        for tenant, event in self._controls.ended:
-            reports[tenant].operations.append(event)
+        for (tenant, id), outcome in self._controls.ended:
+            reports[tenant].operations.append(OperationEnded(id, outcome))
         self._controls.ended.clear()
-        for tenant, key, outcome in self._outcomes:
-            reports[tenant].requests.append((key, outcome))
+        for tenant, key, ended in self._outcomes:
+            reports[tenant].requests.append((key, ended))
         self._outcomes.clear()
         for made in reports.values():
             report(made)

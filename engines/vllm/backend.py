@@ -11,30 +11,35 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, Final
 
+import structlog
 import trio
 
 from hear.engines.vllm.bridge import Command, Gauges, Moved, News, Pace
 from hear.engines.vllm.hashing import scheme_of
+from hear.engines.vllm.hints import from_envelope
 from hear.engines.vllm.holdings import CPU, GPU, Holdings
 from hear.engines.vllm.identity import Tenants
 from hear.engines.vllm.own_events import read
 from hear.engines.vllm.plugin import MODE, Plugin
+from hear.engines.vllm.queue_copy import QueueCopy
 from hear.engines.vllm.settings import Settings
+from hear.errors import RemoteProtocolError
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
     CapabilitiesReported,
+    Control,
     CostsReported,
+    Key,
     PressureReported,
-    QueueChanged,
     QueueSnapshot,
-    RunningRequest,
     Tier,
     TierPressure,
-    WaitingRequest,
 )
-from hear.operation import Operation, Ref
+from hear.operation import Operation
 from hear.seams import OperationEnded, Report, Verdict
+
+_log = structlog.get_logger("hear.vllm")
 
 MOVE: Final = 0.1
 """By what share a measured cost has to change before it is told anew."""
@@ -49,18 +54,17 @@ class VllmBackend:
         self._facts = _Facts(scheduler, settings, plugin)
         self._tenants = Tenants()
         self._holdings = Holdings(self._tenants)
-        self._queue: dict[Ref, Moved] = {}
+        self._queue = QueueCopy()
         self._gauges = Gauges(self._facts.num_gpu_blocks, 0, 0, 0)
         self._costs = self._facts.first_costs
         self._pace = Pace()
         self._report: Callable[[Report], None] | None = None
         self._timer_s = inf
         self._timer_moved = trio.Event()
-        self._offset_s = 0.0
 
     def listen(self) -> None:
         """Take the engine's news in from now on, on the trio loop that this is called in."""
-        self._offset_s = trio.current_time() - time.monotonic()
+        self._queue.offset_s = trio.current_time() - time.monotonic()
         self._bridge.listen(self._take_in)
 
     # -- the seam -----------------------------------------------------------------------------
@@ -88,23 +92,17 @@ class VllmBackend:
         if self._facts.num_cpu_blocks:
             held, size = self._holdings.count(CPU), self._facts.num_cpu_blocks
             tiers.append(TierPressure(tier=CPU, num_blocks=size, cached=held, allocatable=size))
-        waiting = sum(m.state == "waiting" for m in self._queue.values())
         return PressureReported(
             tiers=tuple(tiers),
-            num_waiting=waiting,
-            num_running=len(self._queue) - waiting,
+            num_waiting=self._queue.num_waiting,
+            num_running=self._queue.num_running,
             restored_tokens=gauges.restored_tokens,
             preemptions=gauges.preemptions,
         )
 
     def queue(self, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
         """Which requests of a tenant wait and which run."""
-        own = [moved for (owner, _), moved in self._queue.items() if owner == tenant]
-        waiting = sorted((m for m in own if m.state == "waiting"), key=_place)
-        return QueueSnapshot(
-            waiting=tuple(map(self._as_waiting, waiting)),
-            running=tuple(_as_running(m) for m in own if m.state == "running"),
-        )
+        return self._queue.snapshot(tenant)
 
     def residency(self, tenant: str = DEFAULT_TENANT) -> Iterable[BlocksStored]:
         """All resident blocks of a tenant, as chains."""
@@ -129,7 +127,7 @@ class VllmBackend:
 
     async def run(self, report: Callable[[Report], None]) -> None:
         """Report until cancelled, to each tenant its own."""
-        for (tenant, _), moved in self._queue.items():  # they came while nobody listened
+        for tenant, moved in self._queue.rows():  # they came while nobody listened
             report(Report(tenant=tenant, arrived=[moved.key]))
         self._report = report
         try:
@@ -151,9 +149,11 @@ class VllmBackend:
             self._gauges = news.gauges
         if news.pace is not None:
             self._measure(news.pace)
-        if news.timer_s is not None and news.timer_s + self._offset_s != self._timer_s:
-            self._timer_s = news.timer_s + self._offset_s
-            self._timer_moved.set()
+        if news.timer_s is not None:
+            timer_s = news.timer_s + self._queue.offset_s
+            if timer_s != self._timer_s:
+                self._timer_s = timer_s
+                self._timer_moved.set()
         reports = self._reports(news)
         if self._report is not None:
             for report in reports.values():
@@ -171,13 +171,15 @@ class VllmBackend:
         for key, tenant in news.arrived:
             self._tenants.add(tenant)
             of(tenant).arrived.append(key)
+        for tenant, hints in news.hints:
+            of(tenant).asked += _controls(hints)
         for tenant, blocks in self._holdings.take(read(news.kv_events)).items():
             of(tenant).blocks = blocks
         moved: dict[str, list[Moved]] = {}
         for row in news.moved:
             moved.setdefault(row.tenant, []).append(row)
         for tenant, rows in moved.items():
-            of(tenant).queue = self._move(tenant, rows)
+            of(tenant).queue = self._queue.move(tenant, rows)
         for (tenant, operation), verdict in news.verdicts:
             of(tenant).verdicts.append((operation, verdict))
         for (tenant, operation), outcome in news.operations:
@@ -185,32 +187,6 @@ class VllmBackend:
         for key, tenant, ended in news.outcomes:
             of(tenant).requests.append((key, ended))
         return reports
-
-    def _move(self, tenant: str, rows: list[Moved]) -> QueueChanged:
-        waiting, started, ended = [], [], []
-        for moved in rows:
-            name = moved.key.request or ""
-            if moved.state == "ended":
-                self._queue.pop((tenant, name), None)
-                ended.append(name)
-                continue
-            self._queue[tenant, name] = moved
-            if moved.state == "waiting":
-                waiting.append(self._as_waiting(moved))
-            else:
-                started.append(name)
-        own = [moved for (owner, _), moved in self._queue.items() if owner == tenant]
-        in_line = [m for m in own if m.state == "waiting"]
-        running = [m for m in own if m.state == "running"]
-        return QueueChanged(
-            waiting=tuple(waiting),
-            started=tuple(started),
-            ended=tuple(ended),
-            num_waiting=len(in_line),
-            num_running=len(running),
-            waiting_tokens=sum(m.prompt_tokens for m in in_line),
-            running_tokens=sum(m.prompt_tokens + m.output_tokens for m in running),
-        )
 
     def _measure(self, pace: Pace) -> None:
         """Let the costs follow what the engine's steps took, where that has changed."""
@@ -235,30 +211,14 @@ class VllmBackend:
                 load_bytes_per_s=costs.load_bytes_per_s,
             )
 
-    def _as_waiting(self, moved: Moved) -> WaitingRequest:
-        return WaitingRequest(
-            request=moved.key.request or "",
-            context=moved.key.context,
-            since_s=moved.since_s + self._offset_s,
-            priority=moved.priority,
-            protected=moved.protected,
-            held=moved.held,
-            prompt_tokens=moved.prompt_tokens,
-        )
 
-
-def _place(moved: Moved) -> tuple[bool, bool, int, float]:
-    """The order in which vLLM would take those who wait; the held, whom it would not, last."""
-    return moved.held, not moved.protected, 0 if moved.protected else moved.priority, moved.since_s
-
-
-def _as_running(moved: Moved) -> RunningRequest:
-    return RunningRequest(
-        request=moved.key.request or "",
-        context=moved.key.context,
-        prompt_tokens=moved.prompt_tokens,
-        output_tokens=moved.output_tokens,
-    )
+def _controls(hints: object) -> list[tuple[Key, Control]]:
+    """The controls that rode on a request; none, and a line in the log, if they make no sense."""
+    try:
+        return [(hint.key, hint.control) for hint in from_envelope(hints).hints]
+    except RemoteProtocolError as error:
+        _log.warning("hints.malformed", error=str(error), effect="the request is served without")
+        return []
 
 
 def _moved(new: float, old: float) -> bool:

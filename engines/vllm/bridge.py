@@ -65,11 +65,13 @@ class Pace(NamedTuple):
 class News:
     """What happened in the engine since the last news.
 
-    ``awaiting`` are those of ``arrived`` that do not start before they are answered.
+    ``awaiting`` are those of ``arrived`` that do not start before they are answered, ``hints`` what
+    came with them in vLLM's form, of which tenant.
     """
 
     arrived: list[tuple[Key, str]] = field(default_factory=list)
     awaiting: list[Ref] = field(default_factory=list)
+    hints: list[tuple[str, Any]] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     verdicts: list[tuple[Ref, Verdict]] = field(default_factory=list)
     operations: list[tuple[Ref, OperationOutcome]] = field(default_factory=list)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from hear.engines.vllm.hashing import low64
-from hear.engines.vllm.standing import Standing
 from hear.operation import Ref
 
 MAX_TOKENS: Final = 32_000_000
@@ -43,12 +42,13 @@ class Contexts:
         """What a context was last served with."""
         return self._served.get(name)
 
-    def note(self, standing: Standing, now: float) -> Served | None:
-        """A request of a context has come, or has been served: what it now consists of."""
-        if standing.key.context is None or standing.request.prompt_token_ids is None:
+    def note(self, name: Ref, request: Any, now: float) -> Served | None:
+        """A request of vLLM's has come, or has been served: what its context now consists of.
+
+        Returns None if nobody knows: it came as embeddings.
+        """
+        if request.prompt_token_ids is None:
             return None
-        name = standing.tenant, standing.key.context
-        request = standing.request
         served = Served(
             [low64(key) for key in request.block_hashes],
             array("I", request.all_token_ids),

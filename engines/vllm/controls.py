@@ -5,39 +5,34 @@ from typing import Any
 
 from vllm.v1.request import Request
 
+from hear.engines.control_table import ControlTable
 from hear.engines.leases import LeaseBook
+from hear.engines.retention import Retention
 from hear.engines.vllm.block_index import BlockIndex
 from hear.engines.vllm.contexts import Contexts
 from hear.engines.vllm.hashing import low64
 from hear.engines.vllm.holdings import CPU, GPU
 from hear.engines.vllm.placement import Placement
 from hear.engines.vllm.queue_controls import Find, QueueControls
-from hear.engines.vllm.retention import Retention
 from hear.engines.vllm.retention_queue import RetentionQueue
 from hear.engines.vllm.standing import Standing
 from hear.engines.vllm.tier import order_of
-from hear.errors import RemoteProtocolError
 from hear.messages import (
     Admit,
     BoundWait,
-    Cancel,
-    Control,
     Hold,
-    OperationOutcome,
     Place,
     Prepare,
     Prioritise,
     Release,
     Retain,
     Route,
-    Withdraw,
 )
 from hear.operation import Operation, Ref
-from hear.seams import Verdict
 
 
-class Controls:
-    """All that controls can do in one engine. ``ended`` collects operations that have ended."""
+class Controls(ControlTable):
+    """All that controls can do in one engine."""
 
     def __init__(
         self,
@@ -51,9 +46,7 @@ class Controls:
         submit: Callable[[Request, Ref], None],
         sync: Callable[[], None],
     ) -> None:
-        self._name = name
-        self.ended: list[tuple[Ref, OperationOutcome]] = []
-        self._fallbacks: dict[Ref, str] = {}
+        super().__init__(name)
         pool = scheduler.kv_cache_manager.block_pool
         self.num_blocks = {GPU: pool.num_gpu_blocks - 1}
         self._tier = order_of(scheduler)
@@ -70,8 +63,9 @@ class Controls:
             (scheduler.waiting, scheduler.kv_holding_waiting), find, moved, self._end
         )
         self.retention = Retention(
-            contexts=self._contexts,
             leases=leases,
+            contexts=self._contexts,
+            named=lambda tenant, hashes: hashes,  # a tenant's salt is in them
             rerank=self._rerank,
             max_lease_s=max_lease_s,
             end=self._end,
@@ -85,7 +79,7 @@ class Controls:
             submit=submit,
             sync=sync,
         )
-        self._handlers: dict[type[Control], Callable[[Operation], Verdict]] = {
+        self._handlers = {
             Prioritise: self.queue.prioritise,
             BoundWait: self.queue.bound_wait,
             Hold: self.queue.hold,
@@ -96,22 +90,6 @@ class Controls:
             Place: self.placement.begin,
             Route: self._route,
         }
-
-    def supported(self) -> tuple[str, ...]:
-        """The kinds of control that this engine carries out."""
-        return tuple(str(kind.__struct_config__.tag) for kind in self._handlers)
-
-    def apply(self, operation: Operation) -> Verdict:
-        """Carry out a control, or begin to."""
-        if isinstance(operation.control, Cancel | Withdraw):
-            return Verdict("completed")  # what it ends was reverted before
-        try:
-            verdict = self._handlers[type(operation.control)](operation)
-        except RemoteProtocolError as error:
-            return Verdict("rejected", "malformed", str(error))
-        if verdict.status == "accepted" and verdict.fallback is not None:
-            self._fallbacks[operation.ref] = verdict.fallback
-        return verdict
 
     def revert(self, operation: Operation) -> None:
         """End what an operation still effects, without saying so."""
@@ -133,14 +111,19 @@ class Controls:
         self.queue.tick(now)
         self.retention.tick(now)
 
-    def _route(self, operation: Operation) -> Verdict:
-        control = operation.control
-        assert isinstance(control, Route)
-        if self._name in control.targets:
-            return Verdict("completed")
-        if self._name in control.fallback:
-            return Verdict("completed", fallback=self._name)
-        return Verdict("rejected", "not_this_engine", f"this is {self._name}")
+    # -- what follows -------------------------------------------------------------------------
+
+    def arrived(self, standing: Standing, now: float) -> None:
+        """A request has come: controls may speak of its context from now on."""
+        name = standing.context_ref
+        if name is not None and self._contexts.get(name) is None:
+            self._contexts.note(name, standing.request, now)
+
+    def served(self, standing: Standing, now: float) -> None:
+        """A request has completed: a lease on its context follows it."""
+        name = standing.context_ref
+        if name is not None and (served := self._contexts.note(name, standing.request, now)):
+            self.retention.served(name, served.blocks, now)
 
     def kv_events(self, events: Sequence[Any]) -> None:
         """See which leases lose a block from the CPU tier, where the first has it no more."""
@@ -167,12 +150,3 @@ class Controls:
         self._free.rerank(blocks)
         if self._tier is not None:
             self._tier.rerank(blocks)
-
-    def _end(self, operation: Ref, status: str, reason: str, detail: str = "") -> None:
-        outcome = OperationOutcome(
-            status="completed" if status == "completed" else "failed",
-            reason=reason,
-            detail=detail,
-            fallback=self._fallbacks.pop(operation, None),
-        )
-        self.ended.append((operation, outcome))

@@ -17,10 +17,9 @@ action over, and ``from_envelope`` returns actions of other versions untouched. 
 hashes are decimal strings (JSON's numbers end at 2**53) in ``block_hashes``, a lease is
 ``ttl_seconds``; all else has the name that it has on HEAR's wire. ``action_id`` is the operation.
 
-To take in hints that ride on a request: the scheduler sees the request in ``add_request``, on the
-engine's thread. What ``from_envelope`` makes of ``request.kv_hints`` goes over the bridge as a fact
-to HEAR's thread, and from there to the worker as controls off the bus do: said by the engine itself
-under a source of its own, they are arbitrated with the others and answered by outcomes, for which
+Those that ride on a request are taken in (``plugin.py``, ``backend.py``): a fact to HEAR's thread,
+and from there to the worker as controls off the bus are, said by ``ENGINE/hints`` and of the tenant
+of the request. They are arbitrated with the others, and answered by outcomes on the bus, for which
 the envelope has no room. A malformed envelope costs its hints and never the request.
 
 Not expressible. In an envelope: controls on other axes than retention and placement; source and

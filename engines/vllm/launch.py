@@ -27,7 +27,7 @@ _SWITCH_ON: Final = "--enable-prefix-caching"
 _EVERYWHERE: Final = ("", "0.0.0.0", "::")
 
 
-class Settings(NamedTuple):
+class LaunchSettings(NamedTuple):
     """What HEAR itself is told: how the engine joins a bus, and how large its CPU tier is."""
 
     bus: str
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
 def plan(
     arguments: Sequence[str],
-    settings: Settings,
+    settings: LaunchSettings,
     vllm: Installed,
     environment: Mapping[str, str],
 ) -> Plan:
@@ -101,7 +101,7 @@ def of_cluster(engine: Any, *, name: str, joining: Sequence[str]) -> list[str]:
     options = list(engine.options or ())
     tier = engine.cpu_tier_gib
     # Planned once here, so that what cannot be used is said before anything starts.
-    settings = Settings(bus="", name=name, cpu_tier_gib=tier)
+    settings = LaunchSettings(bus="", name=name, cpu_tier_gib=tier)
     plan([engine.model, *options], settings, require(), os.environ)
     own = ["--with-parent", "--name", name, *joining]
     own += ["--cpu-tier-gib", str(tier)] if tier is not None else []
@@ -162,7 +162,7 @@ def _events(options: Options) -> dict[str, Any]:
     return {**given, "enable_kv_cache_events": True}
 
 
-def _additional(options: Options, settings: Settings) -> dict[str, Any]:
+def _additional(options: Options, settings: LaunchSettings) -> dict[str, Any]:
     given = options.json("--additional-config") or {}
     if "hear" in given:
         raise ConfigError(
@@ -202,7 +202,7 @@ def _address(options: Options) -> tuple[str, int | None]:
     return options.last("--host") or "", int(text)
 
 
-def _check_scheduling(options: Options, settings: Settings) -> None:
+def _check_scheduling(options: Options, settings: LaunchSettings) -> None:
     scheduler = options.last("--scheduler-cls")
     if scheduler not in (None, SCHEDULER, ASYNC_SCHEDULER):
         raise ConfigError(
@@ -216,7 +216,7 @@ def _check_scheduling(options: Options, settings: Settings) -> None:
         )
 
 
-def _check_single(options: Options, settings: Settings) -> None:
+def _check_single(options: Options, settings: LaunchSettings) -> None:
     size = options.last("--data-parallel-size", "-dp")
     if size not in (None, "1"):
         raise ConfigError(
@@ -225,7 +225,7 @@ def _check_single(options: Options, settings: Settings) -> None:
         )
 
 
-def _check_tier(options: Options, settings: Settings) -> None:
+def _check_tier(options: Options, settings: LaunchSettings) -> None:
     if settings.cpu_tier_gib is None:
         return
     for name in ("--kv-transfer-config", "--kv-offloading-size"):

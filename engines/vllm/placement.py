@@ -70,7 +70,7 @@ class Placement:
         self._jobs: dict[Ref, _Job] = {}
         self.hasher: Any = None
 
-    def begin(self, operation: Operation) -> Verdict:
+    def begin(self, operation: Operation, now: float) -> Verdict:
         """Begin to bring blocks to where a control wants them."""
         control, name = operation.control, operation.context_ref
         assert isinstance(control, Prepare | Place)

@@ -100,7 +100,9 @@ class Plugin:
             self._news.arrived.append((key, tenant))
             accepted = RequestOutcome(status="accepted", prompt_tokens=request.num_prompt_tokens)
             self._news.outcomes.append((key, tenant, accepted))
-            self.controls.retention.arrived(standing)
+            self.controls.arrived(standing, standing.since_s)
+            if request.kv_hints is not None:
+                self._news.hints.append((tenant, request.kv_hints))
             self.controls.placement.hasher = request._block_hasher
             if self._expected.pop((tenant, key.request or ""), False):
                 self.controls.queue.await_answer(standing)
@@ -129,7 +131,7 @@ class Plugin:
         self._has_moved(standing)
         failure = FAILURES.get(request.status.name, "")
         if not failure:
-            self.controls.retention.served(standing)
+            self.controls.served(standing, time.monotonic())
         self._news.outcomes.append(
             (standing.key, standing.tenant, self._outcome(standing, failure))
         )
@@ -265,7 +267,7 @@ class Plugin:
 
     def _apply(self, operation: Operation) -> Verdict:
         try:
-            return self.controls.apply(operation)
+            return self.controls.apply(operation, time.monotonic())
         except Exception as error:  # a fault of ours must not take the engine down
             return Verdict("failed", "engine_error", f"{type(error).__name__}: {error}")
 

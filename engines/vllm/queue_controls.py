@@ -45,7 +45,7 @@ class QueueControls:
 
     # -- controls -----------------------------------------------------------------------------
 
-    def prioritise(self, operation: Operation) -> Verdict:
+    def prioritise(self, operation: Operation, now: float) -> Verdict:
         """Put a waiting request at a priority."""
         control, standing = operation.control, self._waiting(operation)
         assert isinstance(control, Prioritise)
@@ -55,7 +55,7 @@ class QueueControls:
         self._settle(standing)
         return DONE
 
-    def bound_wait(self, operation: Operation) -> Verdict:
+    def bound_wait(self, operation: Operation, now: float) -> Verdict:
         """Guard a waiting request."""
         control, standing = operation.control, self._waiting(operation)
         assert isinstance(control, BoundWait)
@@ -67,10 +67,10 @@ class QueueControls:
         standing.guard = operation.ref
         self._arm(standing.since_s + control.max_wait_s, standing)
         self._settle(standing)
-        self.tick(time.monotonic())
+        self.tick(now)
         return Verdict("accepted", standing=True)
 
-    def hold(self, operation: Operation) -> Verdict:
+    def hold(self, operation: Operation, now: float) -> Verdict:
         """Keep a waiting request from being scheduled."""
         control, standing = operation.control, self._waiting(operation)
         assert isinstance(control, Hold)
@@ -81,13 +81,13 @@ class QueueControls:
             return Verdict("rejected", "outranked", "the request has waited out its bound")
         if not self._take_out(standing):
             return Verdict("rejected", "not_held", "vLLM has it in hand at this moment")
-        standing.held_until = time.monotonic() + control.hold_s
+        standing.held_until = now + control.hold_s
         standing.hold_required = required
         self._arm(standing.held_until, standing)
         self._moved(standing)
         return DONE
 
-    def admit(self, operation: Operation) -> Verdict:
+    def admit(self, operation: Operation, now: float) -> Verdict:
         """End a hold."""
         assert isinstance(operation.control, Admit)
         standing = self._find(operation)

@@ -19,7 +19,7 @@ from hear.connection import (
     make_run_directory,
 )
 from hear.engines.vllm import versions
-from hear.engines.vllm.launch import Settings, plan
+from hear.engines.vllm.launch import LaunchSettings, plan
 from hear.engines.vllm.process import PortInUseError, become, check_port, run_under_supervisor
 from hear.engines.worker_options import add_worker_arguments, parse_ranks, tenants_of
 from hear.errors import BusError, ConfigError
@@ -85,7 +85,7 @@ def run(namespace: argparse.Namespace) -> int:
     own, rest = parser.parse_known_args(namespace.arguments)
     if not rest:
         raise ConfigError("hear vllm serve: expected a MODEL (see hear vllm serve --help)")
-    settings = Settings(
+    settings = LaunchSettings(
         bus=own.bus,
         name=check_name(own.name),
         key=own.key,
@@ -123,7 +123,7 @@ def run(namespace: argparse.Namespace) -> int:
     return run_under_supervisor(made.command, made.environment)
 
 
-def _say_if_alone(settings: Settings) -> None:
+def _say_if_alone(settings: LaunchSettings) -> None:
     """Say so if nobody answers on the bus; vLLM serves all the same, and the plug-in tries again.
 
     Raises:

@@ -64,6 +64,11 @@ class Standing:
         self.prepare: Ref | None = None
 
     @property
+    def context_ref(self) -> Ref | None:
+        """Its context, if it named one."""
+        return None if self.key.context is None else (self.tenant, self.key.context)
+
+    @property
     def in_line(self) -> bool:
         """Whether it may be scheduled when its turn comes."""
         return self.held_until is None and self.awaits_s is None

@@ -17,9 +17,9 @@ from benchmarks.vllm_overhead import (
     Found,
     Sizes,
     as_dict,
+    interval,
     percentile,
     ratios,
-    spread,
 )
 from hear import plugins
 from hear.clock import SharedClock
@@ -37,11 +37,16 @@ def test_shares_are_of_the_stock_server_in_the_same_turn() -> None:
     assert told["decode_ratio_to_stock"][8][IDLE]["median"] == pytest.approx(0.99)
 
 
-def test_percentiles_and_spreads_of_few_samples() -> None:
+def test_percentiles_of_few_samples() -> None:
     assert percentile([3.0, 1.0, 2.0], 50) == 2.0
     assert percentile([1.0], 99) == 1.0
-    assert spread([2.0, 1.0]) == (1.0, 2.0)
-    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 4.0)
+
+
+def test_the_interval_of_a_median_is_by_how_many_may_lie_below_it() -> None:
+    assert interval([2.0, 1.0]) == (1.0, 2.0)
+    assert interval([float(n) for n in range(5, 0, -1)]) == (1.0, 5.0)
+    assert interval([float(n) for n in range(1, 11)]) == (2.0, 9.0)
+    assert interval([float(n) for n in range(1, 41)]) == (14.0, 27.0)
 
 
 @asynccontextmanager

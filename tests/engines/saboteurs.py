@@ -16,6 +16,7 @@ from hear.codec import KINDS, encode_body, open_body
 from hear.control_reader import ControlReader
 from hear.engines.desk import Desk
 from hear.engines.leases import LeaseBook
+from hear.engines.retention import Retention
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.controls import Controls
 from hear.engines.simulated.kv_cache import KvCache
@@ -63,9 +64,9 @@ def breaks(*rules: str) -> Callable[[Saboteur], Saboteur]:
     return enter
 
 
-def _says_done(method: str) -> Saboteur:
+def _says_done(method: str, of: type = Controls) -> Saboteur:
     def sabotage(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(Controls, method, lambda self, operation, now: DONE)
+        patch.setattr(of, method, lambda self, operation, now: DONE)
 
     return sabotage
 
@@ -82,7 +83,7 @@ SABOTEURS |= {
     ),
     "admit_in_words_only": (_says_done("_admit"), ("HEAR-EFFECT-4",)),
     "route_in_words_only": (_says_done("_route"), ("HEAR-EFFECT-8", "HEAR-FORCE-4")),
-    "release_in_words_only": (_says_done("_release"), ("HEAR-LEASE-9",)),
+    "release_in_words_only": (_says_done("release", Retention), ("HEAR-LEASE-9",)),
     "bring_in_words_only": (
         _says_done("_bring"),
         ("HEAR-EFFECT-5", "HEAR-EFFECT-6", "HEAR-EFFECT-7"),
@@ -221,7 +222,7 @@ def leases_never_end(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LEASE-5")
 def leases_yield_in_silence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Controls, "lost", lambda self, block: None)
+    patch.setattr(Retention, "lost", lambda self, block: None)
 
 
 @breaks("HEAR-LEASE-6")
@@ -245,25 +246,25 @@ def leases_may_be_longer_than_said(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LEASE-8")
 def a_required_lease_is_promised(patch: pytest.MonkeyPatch) -> None:
-    retain = Controls._retain
+    retain = Retention.retain
 
-    def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
+    def sabotaged(self: Retention, operation: Operation, now: float) -> Verdict:
         operation.control = msgspec.structs.replace(operation.control, force="preference")
         return retain(self, operation, now)
 
-    patch.setattr(Controls, "_retain", sabotaged)
+    patch.setattr(Retention, "retain", sabotaged)
 
 
 @breaks("HEAR-LEASE-11")
 def what_is_unknown_is_leased(patch: pytest.MonkeyPatch) -> None:
-    blocks_of = Controls._blocks_of
-    patch.setattr(Controls, "_blocks_of", lambda self, op: blocks_of(self, op) or ())
+    blocks_of = Retention.blocks_of
+    patch.setattr(Retention, "blocks_of", lambda self, op: blocks_of(self, op) or ())
 
 
 @breaks("HEAR-LEASE-9")
 def a_lease_outlives_its_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Intake, "_displace", lambda self, step, old, new: None)
-    patch.setattr(Controls, "_release", lambda self, operation, now: DONE)
+    patch.setattr(Retention, "release", lambda self, operation, now: DONE)
 
 
 # -- the life of a control ------------------------------------------------------------------------

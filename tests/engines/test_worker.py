@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,7 @@ class Backend:
         self.expected: list[str | None] = []
         self.chains: list[BlocksStored] = []
         self.known = True
+        self.step_s = 1.0
         self.runs = 0
         self.report: Callable[[Report], None] = lambda report: None
         self._fail = trio.Event()
@@ -63,7 +64,10 @@ class Backend:
 
     def costs(self) -> CostsReported:
         return CostsReported(
-            basis="estimated", prefill_tokens_per_s=1.0, decode_step_s=1.0, kv_bytes_per_token=1.0
+            basis="estimated",
+            prefill_tokens_per_s=1.0,
+            decode_step_s=self.step_s,
+            kv_bytes_per_token=1.0,
         )
 
     def pressure(self) -> PressureReported:
@@ -215,6 +219,18 @@ async def test_pressure_is_told_with_reports_and_not_too_often(autojump_clock: M
         assert len(b.messages(PressureReported)) == 3
 
 
+async def test_costs_are_told_with_pressure_where_they_have_changed(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench(pressure_interval_s=1.0) as b:
+        for step_s in (1.0, 2.0, 2.0):
+            b.backend.step_s = step_s
+            b.backend.report(Report())
+            await trio.sleep(1.5)
+        told = [m.decode_step_s for m in b.messages(CostsReported) if isinstance(m, CostsReported)]
+        assert told == [1.0, 2.0]
+
+
 async def test_a_large_snapshot_comes_in_parts_of_one_number(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +266,26 @@ async def test_a_snapshot_carries_the_number_of_the_last_change(autojump_clock: 
 
 
 # -- controls -------------------------------------------------------------------------------------
+
+
+async def test_what_came_along_with_a_request_is_taken_in_as_off_the_bus(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench(ranks={"e0/hints": 1}) as b:
+        came = Key(operation="h1", request="r")
+        b.backend.report(replace(arrived("r"), asked=[(came, Prioritise(priority=3))]))
+        await b.settle()
+        assert b.outcomes("h1") == [("completed", "")]
+        weaker = b.send(Prioritise(priority=-1), "r")
+        await b.settle()
+        assert b.outcomes(weaker) == [("rejected", "outranked")]
+        again = Key(operation="h1", request="r")
+        b.backend.report(Report(asked=[(again, Prioritise(priority=5))]))
+        elsewhere = Key(operation="h2", request="r", engine="e1")
+        b.backend.report(Report(asked=[(elsewhere, Prioritise(priority=5))]))
+        await b.settle()
+        assert b.backend.calls == [("apply", "Prioritise")]
+        assert b.outcomes("h2") == [("rejected", "wrong_engine")]
 
 
 async def test_a_control_goes_to_the_backend_and_its_verdict_back(

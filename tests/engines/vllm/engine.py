@@ -179,8 +179,8 @@ class CoreClient:
         self._thread = thread
         self._number = 0
 
-    async def generate(self, request: InferenceRequest) -> InferenceResult:
-        """Serve one request; its prompt is the ids of its tokens."""
+    async def generate(self, request: InferenceRequest, *, kv_hints: Any = None) -> InferenceResult:
+        """Serve one request; its prompt is the ids of its tokens. ``kv_hints`` ride on it."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -205,6 +205,7 @@ class CoreClient:
             lora_request=None,
             cache_salt=None,
             data_parallel_rank=None,
+            kv_hints=kv_hints,
         )
         token = trio.lowlevel.current_trio_token()
         news, receiving = trio.open_memory_channel[Any](100_000)

@@ -10,7 +10,7 @@ import pytest
 from hear import up
 from hear.config import load_toml
 from hear.engines.vllm import serve_command, versions
-from hear.engines.vllm.launch import ASYNC_SCHEDULER, SCHEDULER, Plan, Settings, plan
+from hear.engines.vllm.launch import ASYNC_SCHEDULER, SCHEDULER, LaunchSettings, Plan, plan
 from hear.engines.vllm.versions import Installed
 from hear.errors import ConfigError
 
@@ -19,7 +19,7 @@ GPU = Installed("0.32.0", cpu=False, named_vllm=True)
 
 
 def planned(*arguments: str, vllm: Installed = CPU, **settings: Any) -> Plan:
-    made = Settings(**{"bus": "ipc:///run/bus", "name": "vllm0", **settings})
+    made = LaunchSettings(**{"bus": "ipc:///run/bus", "name": "vllm0", **settings})
     return plan(["some/model", *arguments], made, vllm, {})
 
 
@@ -97,7 +97,7 @@ def test_what_the_user_says_stands() -> None:
 
 
 def test_a_hash_seed_in_the_environment_stands() -> None:
-    settings = Settings(bus="ipc:///run/bus", name="vllm0")
+    settings = LaunchSettings(bus="ipc:///run/bus", name="vllm0")
     assert plan(["m"], settings, CPU, {"PYTHONHASHSEED": "7"}).environment == {}
 
 
@@ -200,7 +200,7 @@ def test_an_engine_of_a_cluster_is_started_by_the_same_command(
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    settings = Settings(bus="ipc://b", name="e")
+    settings = LaunchSettings(bus="ipc://b", name="e")
     with pytest.raises(ConfigError, match=r"expected a config\.json in this folder"):
         plan([str(tmp_path)], settings, CPU, {})
     with pytest.raises(ConfigError, match="there is no such folder"):

@@ -105,14 +105,14 @@ class TestBesideVllm:
         assert not ours & theirs
 
     def test_vllm_takes_all_that_a_plan_adds(self, tmp_path: Path) -> None:
-        from hear.engines.vllm.launch import Settings, plan
+        from hear.engines.vllm.launch import LaunchSettings, plan
         from hear.engines.vllm.model import ModelShape, make_model
         from hear.engines.vllm.versions import Installed
 
         make_model(tmp_path / "m", ModelShape(layers=1, hidden=32, intermediate=32))
         made = plan(
             [str(tmp_path / "m"), "--kv-events-config.topic", "t", "--max-model-len", "1k"],
-            Settings(bus="ipc://b", name="e", cpu_tier_gib=0.5),
+            LaunchSettings(bus="ipc://b", name="e", cpu_tier_gib=0.5),
             Installed("0.32.0", cpu=True, named_vllm=False),
             {},
         )

@@ -6,9 +6,16 @@ from functools import partial
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
 
+from hear.buses.memory import MemoryBus
+from hear.codec import open_body
 from hear.engines.testing import RULES, EngineUnderTest, check_rule
 from hear.engines.vllm.launch import tier_config
+from hear.engines.worker import EngineWorker
+from hear.messages import Key, OperationOutcome, Retain
 from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.vllm.engine import BLOCK_SIZE, EngineCoreThread, fresh, start_core
 from tests.engines.vllm.real import NEEDS_VLLM
@@ -53,9 +60,52 @@ async def test_the_plug_in_keeps(rule: str, core: EngineCoreThread) -> None:
                 long_output_tokens=600,
                 output_of=answer,
                 of_tenant=partial(of_tenant, BLOCK_SIZE),
-                quiet_s=0.1,
-                patience_s=10.0,
+                quiet_s=0.2,
+                patience_s=30.0,
             )
 
     await check_rule(rule, factory)
+    assert core.failure is None
+
+
+async def test_hints_that_ride_on_a_request_are_controls(core: EngineCoreThread) -> None:
+    from vllm.v1.kv_hints import KvHintsEnvelope
+
+    from hear.engines.vllm.hints import Hint, to_envelope
+
+    lease = Hint(Retain(lease_s=60.0), Key(operation="lease", context="c"))
+    nobodys = Hint(Retain(lease_s=60.0), Key(operation="nobodys", context="unknown"))
+    too_long = Hint(Retain(lease_s=1e9), Key(operation="too-long", context="d"))
+    outcomes: dict[str, list[tuple[str, str]]] = {}
+    with fresh(core) as (backend, client), capture_logs() as logs, trio.fail_after(60):
+        backend.listen()
+        async with (
+            MemoryBus() as bus,
+            bus.subscribe(["outcome.>"], name="tap") as tap,
+            trio.open_nursery() as nursery,
+        ):
+            await nursery.start(EngineWorker(bus, backend, name="vllm0").run)
+            await trio.testing.wait_all_tasks_blocked()  # it listens to its engine
+            for id, hints in {
+                "r1": to_envelope("m1", [lease, nobodys, too_long]),
+                "r2": KvHintsEnvelope("9.9", "m2", []),
+                "r3": KvHintsEnvelope("0.1", "m3", 3),
+            }.items():
+                request = make_request(BLOCK_SIZE, id, context="c", num_blocks=2, output_tokens=1)
+                served = await client.generate(request, kv_hints=hints)
+                assert served.outcome.status == "completed"
+            while len(outcomes) < 3:
+                for envelope in await tap.receive():
+                    told = open_body(envelope)
+                    if isinstance(told, OperationOutcome):
+                        heard = outcomes.setdefault(envelope.key.operation or "", [])
+                        heard.append((told.status, told.reason))
+            assert outcomes == {
+                "lease": [("accepted", "")],
+                "nobodys": [("rejected", "unknown_context")],
+                "too-long": [("rejected", "lease_too_long")],
+            }
+            nursery.cancel_scope.cancel()
+    malformed = [line["error"] for line in logs if line["event"] == "hints.malformed"]
+    assert [error[:14] for error in malformed] == ["kv_hints 'm2':", "kv_hints: Expe"]
     assert core.failure is None

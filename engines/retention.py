@@ -1,19 +1,36 @@
-"""Leases on the blocks of contexts in vLLM: Retain and Release. On the engine's thread.
+"""Retain and Release: leases on the blocks of contexts, from their beginning to their end.
 
-What is leased is given up last, by rank, in both tiers (``retention_queue.py``, ``tier_order.py``);
-it is given up all the same when service needs the room, and the lease then ends as yielded.
+What is leased is given up last, by rank (``leases.py``); it is given up all the same when service
+needs the room, and the lease then ends as yielded. The engine has the blocks, and the clock.
 """
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from hear.blocks import unpack_prompt
 from hear.engines.leases import Lease, LeaseBook
-from hear.engines.vllm.contexts import Contexts
-from hear.engines.vllm.standing import Standing
-from hear.messages import Release, Retain
+from hear.messages import Place, Prepare, Release, Retain
 from hear.operation import Operation, Ref
 from hear.seams import Verdict
+
+
+class Served(Protocol):
+    """What an engine remembers of a context."""
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """What it was last served with."""
+
+    @property
+    def idle_since(self) -> float:
+        """When that was."""
+
+
+class Contexts(Protocol):
+    """The contexts that an engine remembers."""
+
+    def get(self, name: Ref, /) -> Served | None:
+        """One of them."""
 
 
 class Retention:
@@ -22,20 +39,41 @@ class Retention:
     def __init__(
         self,
         *,
-        contexts: Contexts,
         leases: LeaseBook[Ref],
+        contexts: Contexts,
+        named: Callable[[str, Sequence[int]], Sequence[int]],
         rerank: Callable[[Iterable[int]], None],
         max_lease_s: float,
         end: Callable[[Ref, str, str, str], None],
     ) -> None:
-        """``rerank`` puts blocks where ``leases`` now ranks them; ``end`` tells of ends."""
-        self._contexts = contexts
+        """Make it, with no lease.
+
+        Args:
+            named: the engine's blocks that a tenant names by these hashes.
+            rerank: puts blocks where ``leases`` now ranks them.
+            end: tells of an operation's end: its status, a reason and a detail.
+        """
         self._leases = leases
+        self._contexts = contexts
+        self._named = named
         self._rerank = rerank
         self._max_lease_s = max_lease_s
         self._end = end
 
-    def retain(self, operation: Operation) -> Verdict:
+    def blocks_of(self, operation: Operation) -> Sequence[int] | None:
+        """The blocks that a control is about: those it names, or what its context was served.
+
+        Raises:
+            RemoteProtocolError: what it names cannot be the blocks of one prompt.
+        """
+        control = operation.control
+        assert isinstance(control, Retain | Prepare | Place)
+        if control.prefix_hashes:
+            return self._named(operation.tenant, unpack_prompt(control.prefix_hashes))
+        served = self._contexts.get(operation.context_ref)
+        return None if served is None else served.blocks
+
+    def retain(self, operation: Operation, now: float) -> Verdict:
         """Lease the blocks of a context."""
         control, name = operation.control, operation.context_ref
         assert isinstance(control, Retain)
@@ -48,29 +86,20 @@ class Retention:
             if "preference" not in control.fallback:
                 return Verdict("rejected", "cannot_promise", "leases yield under pressure")
             fallback = "preference"
-        served = self._contexts.get(name)
-        if control.prefix_hashes:
-            blocks = unpack_prompt(control.prefix_hashes)
-        elif served is None:
+        blocks = self.blocks_of(operation)
+        if blocks is None:
             return Verdict("rejected", "unknown_context", name[1])
-        else:
-            blocks = served.blocks
-        now = time.monotonic()
+        served = self._contexts.get(name)
         if (former := self._leases.get(name)) is not None:  # of a worker that is gone
             self._drop(former, "completed", "renewed")
-        lease = Lease(
-            operation.ref,
-            name,
-            control.score,
-            now + control.lease_s,
-            blocks,
-            now if served is None else served.idle_since,
+        idle_since = now if served is None else served.idle_since
+        self._leases.put(
+            Lease(operation.ref, name, control.score, now + control.lease_s, blocks, idle_since)
         )
-        self._leases.put(lease)
         self._rerank(blocks)
         return Verdict("accepted", standing=True, fallback=fallback)
 
-    def release(self, operation: Operation) -> Verdict:
+    def release(self, operation: Operation, now: float) -> Verdict:
         """End the leases of a context, and let its blocks go first."""
         assert isinstance(operation.control, Release)
         name = operation.context_ref
@@ -91,21 +120,11 @@ class Retention:
 
     # -- what follows -------------------------------------------------------------------------
 
-    def arrived(self, standing: Standing) -> None:
-        """A request has come: controls may speak of its context from now on."""
-        name = standing.tenant, standing.key.context or ""
-        if standing.key.context is not None and self._contexts.get(name) is None:
-            self._contexts.note(standing, time.monotonic())
-
-    def served(self, standing: Standing) -> None:
-        """A request has completed: a lease on its context follows it."""
-        now = time.monotonic()
-        served = self._contexts.note(standing, now)
-        if served is None:
-            return
-        lease = self._leases.get((standing.tenant, standing.key.context or ""))
+    def served(self, name: Ref, blocks: Sequence[int], now: float) -> None:
+        """A request of a context has completed: a lease on it follows."""
+        lease = self._leases.get(name)
         if lease is not None:
-            self._rerank(self._leases.move(lease, served.blocks, now))
+            self._rerank(self._leases.move(lease, blocks, now))
 
     def lost(self, block: int) -> None:
         """A block has left its last tier; the leases on it have yielded."""
