@@ -24,9 +24,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 import trio
 
+from hear import log
 from hear.blocks import pack
 from hear.buses.nng.client import connect
 from hear.buses.nng.server import serve
@@ -495,7 +495,7 @@ ROLES: Final[dict[str, Any]] = {
 
 def run_role(roles: dict[str, Any], words: list[str]) -> None:
     """Be one process of a measurement, as a command of HEAR runs."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+    log.to_stderr("critical")
     role, *rest = words
     values = [float(word) if word.replace(".", "", 1).isdigit() else word for word in rest]
 

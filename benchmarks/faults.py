@@ -31,10 +31,10 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 import trio
 
 from benchmarks.bus import Child, children, new_url, run_role, say, start
+from hear import log
 from hear.buses.nng.client import connect
 from hear.clock import new_epoch
 from hear.codec import open_body
@@ -630,7 +630,7 @@ def main() -> None:
     unknown = set(arguments.which) - {"stopped", "killed", "ended"}
     if unknown:
         parser.error(f"{sorted(unknown)}: expected stopped, killed or ended")
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("error"))
+    log.to_stderr("error")
     which = arguments.which or ["stopped", "killed", "ended"]
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hear-") as name:

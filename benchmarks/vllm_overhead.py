@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.vllm_controls import LAST_S, NOBODY, Engine, Latencies, flood, latencies
+from hear import log
 from hear.blocks import pack
 from hear.connection import connected, run
 from hear.errors import ConfigError, EngineError
@@ -50,7 +51,7 @@ CONCURRENCY: Final = (1, 8, 16)
 STOCK, IDLE, WORKING = "stock vLLM", "HEAR, no policy", "HEAR, cache-aware"
 OPTIONS: Final = (
     *("--max-num-seqs", "16", "--block-size", "32", "--max-model-len", "4096"),
-    *("--enforce-eager", "--dtype", "bfloat16"),
+    *("--enforce-eager", "--dtype", "float32"),  # bfloat16 is slow where it has to be emulated
     # Tokens are told in bundles, so that it is decoding that is measured and not the telling.
     *("--stream-interval", "16"),
 )
@@ -368,6 +369,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--flood", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    log.to_stderr("warning")  # standard output is for what was measured
     if arguments.flood:
         url, engine, seconds, rate = arguments.flood
         return run(partial(flood, url, engine, float(seconds), int(rate)))
@@ -382,15 +384,15 @@ def main() -> int:
         try:
             if arguments.model is None:
                 servers.carry_out(servers.hear("vllm", "make-model", model))
-            code = run(partial(measure, model, parts, sizes, found))
+            return run(partial(measure, model, parts, sizes, found))
         except (ConfigError, EngineError) as error:
             print(f"vllm_overhead: {error}", file=sys.stderr)
-            code = 1
-    show(found, Console(width=None if sys.stdout.isatty() else 120))
-    if arguments.json is not None:
-        text = json.dumps(as_dict(found, sizes), indent=2)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
-    return code
+            return 1
+        finally:  # what was measured before something failed took its time too
+            show(found, Console(width=None if sys.stdout.isatty() else 120))
+            if arguments.json is not None:
+                text = json.dumps(as_dict(found, sizes), indent=2)
+                arguments.json.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The benchmark of overhead: its arithmetic, and its controls on an engine that is not vLLM."""
 
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -99,6 +101,14 @@ def test_a_flood_past_the_engine_is_answered_by_nobody(
     told = json.loads(capsys.readouterr().out)
     assert told["sent"] > 0
     assert told["lost"] is told["ended"] is None
+
+
+def test_what_goes_wrong_in_a_flood_is_not_said_on_standard_output(tmp_path: Path) -> None:
+    arguments = [f"ipc://{tmp_path}/nobody", "engine0", "0.1", "10"]
+    command = [sys.executable, "-m", "benchmarks.vllm_overhead", "--flood", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert (done.stdout, "nobody" in done.stderr) == ("", True)
 
 
 def test_controls_are_timed_on_an_idle_engine(tmp_path: Path) -> None:
