@@ -28,7 +28,7 @@ RETOLD = 1_024
 MAX_TENANTS = 256
 """Most tenants of one engine. A further one is served, and is told and heard nothing of."""
 
-_MAX_NAME = 256  # characters of a tenant's name in a subject
+MAX_NAME = 256  # characters of a tenant's name in a subject
 
 
 class EngineWorker:
@@ -83,7 +83,7 @@ class EngineWorker:
         for tenant in dict.fromkeys(tenants):
             if self._make_desk(tenant) is None:
                 raise ConfigError(
-                    f"engine {name!r}: tenant {tenant!r:.80}: expected a name of 1 to {_MAX_NAME} "
+                    f"engine {name!r}: tenant {tenant!r:.80}: expected a name of 1 to {MAX_NAME} "
                     f"characters, and {max_tenants} tenants at most"
                 )
         for tenant in () if ledger is None else ledger.tenants:
@@ -197,7 +197,7 @@ class EngineWorker:
                 _log.error(
                     "tenants.too_many",
                     engine=self.name,
-                    tenant=tenant[:_MAX_NAME],
+                    tenant=tenant[:MAX_NAME],
                     most=self._max_tenants,
                     effect="served, but neither told nor heard; said once",
                 )
@@ -212,7 +212,7 @@ class EngineWorker:
         return desk
 
     def _make_desk(self, tenant: str) -> Desk | None:
-        if len(self._desks) >= self._max_tenants or not _can_be_named(tenant):
+        if len(self._desks) >= self._max_tenants or not can_be_named(tenant):
             return None
         desk = self._desks[tenant] = Desk(
             tenant,
@@ -254,9 +254,9 @@ class EngineWorker:
             _log.error("bus.lost", engine=self.name, error=str(error))
 
 
-def _can_be_named(tenant: str) -> bool:
+def can_be_named(tenant: str) -> bool:
     """Whether subjects of a tenant have a form, of a length that every bus takes."""
     try:
-        return 0 < len(tenant) <= _MAX_NAME and len(token(tenant)) <= _MAX_NAME
+        return 0 < len(tenant) <= MAX_NAME and len(token(tenant)) <= MAX_NAME
     except LocalProtocolError:
         return False

@@ -2,6 +2,7 @@
 
 import argparse
 
+from hear.engines.worker import MAX_NAME, MAX_TENANTS, can_be_named
 from hear.errors import ConfigError
 from hear.messages import DEFAULT_TENANT
 
@@ -24,8 +25,20 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def tenants_of(namespace: argparse.Namespace) -> tuple[str, ...]:
-    """Whom ``--tenant`` names, each once."""
-    return tuple(dict.fromkeys(namespace.tenant or (DEFAULT_TENANT,)))
+    """Whom ``--tenant`` names, each once.
+
+    Raises:
+        ConfigError: one cannot be named on a bus, or there are more than an engine serves.
+    """
+    tenants = tuple(dict.fromkeys(namespace.tenant or (DEFAULT_TENANT,)))
+    for tenant in tenants:
+        if not can_be_named(tenant):
+            raise ConfigError(
+                f"--tenant {tenant!r:.80}: expected a name of 1 to {MAX_NAME} characters"
+            )
+    if len(tenants) > MAX_TENANTS:
+        raise ConfigError(f"--tenant: got {len(tenants)}, expected {MAX_TENANTS} at most")
+    return tenants
 
 
 def parse_ranks(text: str) -> dict[str, int]:

@@ -105,7 +105,7 @@ class Intake:
         """Take in one control."""
         step = Step()
         key = envelope.key
-        if key.operation is None:
+        if not key.operation:
             return step  # nobody could be told; a control without an operation is no control
         if (ended := self._ended.get(key.operation)) is not None:
             step.answers.append(ended)

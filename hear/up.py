@@ -160,6 +160,10 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
         for tenant in _tenants(engine, config):
             joining += ["--tenant", tenant]
         launched = engine.kind in plugins.names("launchers")
+        kinds = [*plugins.names("engines"), *plugins.names("launchers")]
+        if engine.kind not in kinds:
+            at = _at(path, f"engine[{place}].kind")
+            raise ConfigError(f"{at}: {engine.kind!r}: expected one of {', '.join(kinds)}")
         for setting in _OF_SIMULATED if launched else _OF_LAUNCHED:
             if getattr(engine, setting) is not None:
                 at = _at(path, f"engine[{place}].{setting}")

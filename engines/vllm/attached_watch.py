@@ -91,13 +91,17 @@ class Watch:
 
     async def come_back(self) -> None:
         """Wait until a server is there again, however long."""
+        said = ""
         while True:
             try:
                 facts = await self._server.facts()
                 break
             except EngineError as error:
-                _log.info("server.away", url=self.url, error=str(error))
+                if str(error) != said:  # it may last for days
+                    said = str(error)
+                    _log.info("server.away", url=self.url, error=said)
             await trio.sleep(self._poll_s)
+        _log.info("server.back", url=self.url)
         self._doubt = trio.Event()
         self._begin(facts)
 

@@ -70,13 +70,17 @@ class Host:
         self._token = trio.lowlevel.current_trio_token()
         self.backend.listen()
         with self._cancel:
-            ledger = None if self._settings.ledger is None else Ledger(Path(self._settings.ledger))
-            wait_s = RETRY_S[0]
+            path, ledger = self._settings.ledger, None
+            wait_s, said = RETRY_S[0], ""
             while True:
                 try:
+                    if ledger is None and path is not None:
+                        ledger = Ledger(Path(path))
                     await self._join(ledger)
                 except (BusError, ConfigError) as error:
-                    _log.warning("bus.not_joined", engine=self._settings.name, error=str(error))
+                    if str(error) != said:  # it may last for days
+                        said = str(error)
+                        _log.warning("bus.not_joined", engine=self._settings.name, error=said)
                 await trio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_S[1])
 

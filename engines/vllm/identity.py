@@ -50,6 +50,13 @@ def key_of(extra_args: Mapping[str, Any] | None, fallback: str) -> Key:
     )
 
 
+def unusable(extra_args: Mapping[str, Any] | None) -> list[str]:
+    """The fields of HEAR's on a request that are there and say nothing."""
+    args = extra_args or {}
+    names = [name for name in (REQUEST, CONTEXT, TENANT) if name in args and not _name(args[name])]
+    return names + [VERSION] * (VERSION in args and not _is_version(args[VERSION]))
+
+
 def tenant_of(extra_args: Mapping[str, Any] | None) -> str:
     """Whose a request is."""
     return _name((extra_args or {}).get(TENANT)) or DEFAULT_TENANT

@@ -10,17 +10,20 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
+import structlog
 from vllm.distributed.kv_events import KVEventBatch
 
 from hear.engines.vllm.bridge import Bridge, Gauges, Moved, News, Pace
 from hear.engines.vllm.controls import Controls
 from hear.engines.vllm.holdings import CPU, GPU
-from hear.engines.vllm.identity import key_of, salt_of, tenant_of
+from hear.engines.vllm.identity import key_of, salt_of, tenant_of, unusable
 from hear.engines.vllm.settings import Settings
 from hear.engines.vllm.standing import Standing
 from hear.messages import RequestOutcome
 from hear.operation import Operation, Ref
 from hear.seams import Verdict
+
+_log = structlog.get_logger("hear.vllm")
 
 BLOCKS_INTERVAL_S: Final = 0.05
 """How long changes of residency may wait for others, while the engine is busy."""
@@ -51,6 +54,7 @@ class Plugin:
         self._prefilling: dict[str, Standing] = {}
         self._moved: dict[str, Standing] = {}
         self._news = News()
+        self._said_unusable: set[str] = set()
         self._urgent = False
         self._told_s = 0.0
         self._timer_told: float | None = None
@@ -88,6 +92,15 @@ class Plugin:
         prepare = self._preparing
         args = _extra_args(request)
         key, tenant = key_of(args, request.request_id), tenant_of(args)
+        for field in unusable(args):
+            if field not in self._said_unusable:
+                self._said_unusable.add(field)
+                _log.warning(
+                    "request.field_unusable",
+                    field=field,
+                    got=f"{args[field]!r:.80}",
+                    effect="left out, as if it had not been there; said once of a field",
+                )
         assert key.request is not None
         if (tenant, key.request) in self._by_name:
             # One of several samples of a prompt, or a name that its client uses twice.

@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import trio
 
@@ -27,7 +28,8 @@ from hear.nursery import unwrapped
 from hear.supervisor import TRY_AGAIN
 
 DEFAULT_NAME: Final = "vllm0"
-PROBE_S: Final = 2.0
+PROBE_S: Final = 10.0
+"""A bus takes some seconds to say that a name is in use; loading a model takes longer."""
 
 
 def own_options() -> argparse.ArgumentParser:
@@ -91,7 +93,7 @@ def run(namespace: argparse.Namespace) -> int:
         key=own.key,
         ranks=parse_ranks(own.ranks),
         tenants=tenants_of(own),
-        endpoint=own.endpoint,
+        endpoint=_endpoint(own.endpoint),
         cpu_tier_gib=own.cpu_tier_gib,
         ledger=own.ledger or cluster_directory(own.bus) / f"{own.name}.ledger",
     )
@@ -144,6 +146,19 @@ def _say_if_alone(settings: LaunchSettings) -> None:
             f"hear: {settings.bus}: {reason}; vLLM serves in its own order until HEAR gets through",
             file=sys.stderr,
         )
+
+
+def _endpoint(url: str | None) -> str | None:
+    """Where clients are told to send requests, if it was said."""
+    if url is not None:
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ConfigError(f"--endpoint {url!r}: expected http://HOST:PORT")
+    return url
 
 
 def _gib(word: str) -> float:

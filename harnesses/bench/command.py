@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -166,6 +167,8 @@ async def _serve_all(bench: _Bench, opener: _Opener, save: Callable[[], None]) -
             except EngineError as error:
                 bench.errors.append(f"{name}: {error}")
                 print(f"hear: {name}: {error}", file=sys.stderr)
+                if not any(bench.results):
+                    return 1  # what keeps the very first from starting keeps them all
                 continue
             if unserved := served.unserved:
                 # It had less to do than the others, so it stands beside none of them.
@@ -341,6 +344,11 @@ def _engine(namespace: argparse.Namespace, bench: _Bench, logs: Path) -> Vllm | 
     if kind != "vllm" or colon:
         raise ConfigError(
             f"--engine {namespace.engine!r}: expected vllm, or simulated: and a profile"
+        )
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            "vLLM is not installed: on a machine with a GPU, pip install 'hear-protocol[vllm]'; on "
+            "one without, hear vllm install-cpu (--engine simulated:PROFILE needs none)"
         )
     longest = max(script.max_tokens for script in bench.rounds)
     options = [word for name, value in SCALE.items() for word in (name, str(value))]

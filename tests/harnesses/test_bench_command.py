@@ -13,7 +13,7 @@ from hear import cli
 from hear.clock import SharedClock
 from hear.connection import connected
 from hear.errors import EngineError
-from hear.harnesses.bench import servers
+from hear.harnesses.bench import command, servers
 from hear.harnesses.replay.live import find_engines
 
 HEAR = (sys.executable, "-m", "hear.cli")
@@ -134,12 +134,22 @@ def test_bad_input_is_one_line(
     assert said.count("\n") == 1
 
 
-def test_an_engine_that_does_not_come_up_is_told_for_each_arm_and_costs_no_other(
+def test_what_keeps_the_first_arm_from_starting_is_told_once_and_no_other_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model that is not there: the server ends, whether vLLM is installed or not."""
-    logs = ["--logs", str(tmp_path)]
-    assert cli.main(["bench", "--model", str(tmp_path / "none"), "--policy", "fcfs", *logs]) == 1
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    arguments = ["--model", str(tmp_path / "none"), "--policy", "fcfs,cache-aware"]
+    assert cli.main(["bench", *arguments, "--logs", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert "hear: round 1 of 1, fcfs: engine0: ended with code" in said
+    assert "cache-aware" not in said
     assert "Traceback" not in said
+
+
+def test_without_vllm_it_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert cli.main(["bench"]) == 2
+    assert "vLLM is not installed: " in capsys.readouterr().err

@@ -190,6 +190,7 @@ def test_the_answer_to_an_operation_outlives_a_restart(desk: Desk) -> None:
 
 def test_a_control_without_an_operation_is_no_control(desk: Desk) -> None:
     assert desk.send(None, Prioritise(priority=1), request="r") == Step()
+    assert desk.send("", Prioritise(priority=1), request="r") == Step()
 
 
 def test_what_the_engine_does_not_offer_is_unsupported() -> None:

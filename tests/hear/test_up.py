@@ -76,7 +76,8 @@ def test_a_file_names_all_and_paths_are_its_own(tmp_path: Path) -> None:
         ('keys = "k.toml"', "keys and key go together"),
         ("bus = ", "not TOML"),
         ('bus = "smoke://signals"', "expected an address that begins with one of"),
-        ('[[engine]]\nkind = "simulatd"', "did you mean 'simulated'"),
+        ('[[engine]]\nkind = "simulatd"', "toml:2: 'simulatd': expected one of simulated, vllm"),
+        ('[[engine]]\nkind = "vlm"\nmodel = "m"', "toml:2: 'vlm': expected one of simulated, vllm"),
         ('[[engine]]\nprofile = "h200"', "h200"),
         (
             '[[engine]]\nmodel = "m"',

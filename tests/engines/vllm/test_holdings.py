@@ -35,6 +35,17 @@ def held(holdings: Holdings, tenant: str = DEFAULT_TENANT) -> dict[tuple[str, in
     return found
 
 
+def test_fields_of_a_request_that_say_nothing_are_told() -> None:
+    good = {"hear_request": "r", "hear_context": "c", "hear_version": 1, "hear_tenant": "acme"}
+    assert (
+        identity.unusable(good) == identity.unusable({"other": 4}) == identity.unusable(None) == []
+    )
+    for bad in ("", -4, ["a"], "t" * 257, "\ud800", None):
+        args = dict.fromkeys(good, bad)
+        assert set(identity.unusable(args)) == set(good)
+        assert identity.tenant_of(args) == DEFAULT_TENANT
+
+
 def hash_of(tenant: str, index: int) -> int:
     """Of the prompt of a tenant, whose first block is 0."""
     return 100 * (1 + TENANTS.index(tenant)) + index

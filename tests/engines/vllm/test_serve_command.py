@@ -78,6 +78,11 @@ def test_what_only_begins_like_an_option_of_hear_is_vllms(
         ("M --name a/b", "name 'a/b': expected 1 to 128"),
         ("M --bus nowhere", "expected an address that begins with one of"),
         ("M --ranks guard", "--ranks 'guard': expected POLICY=NUMBER"),
+        ("M --tenant a/b --tenant=", "--tenant '': expected a name of 1 to 256 characters"),
+        (f"M --tenant {'t' * 257}", "expected a name of 1 to 256 characters"),
+        (f"M {' '.join(f'--tenant t{n}' for n in range(300))}", "--tenant: got 300, expected 256"),
+        ("M --endpoint nonsense", "--endpoint 'nonsense': expected http://HOST:PORT"),
+        ("M --endpoint http://[::", "expected http://HOST:PORT"),
         ("M --cpu-tier-gib 0", "--cpu-tier-gib: got '0', expected GiB above 0 and below"),
         ("M --cpu-tier-gib 1000000", "--cpu-tier-gib: got '1000000', expected GiB"),
         ("M --scheduler-cls a.B", "--scheduler-cls: got 'a.B'"),
@@ -117,7 +122,7 @@ def test_without_a_bus_it_says_so_and_starts(
     bus = f"ipc://{tmp_path}/nobody"
     with pytest.raises(SystemExit):
         cli.main(["vllm", "serve", "M", "--bus", bus, "--port", str(_free_port())])
-    [line] = capsys.readouterr().err.splitlines()
+    line = capsys.readouterr().err.splitlines()[-1]  # the bus may have been waited for aloud
     assert line.startswith(f"hear: {bus}: ")
     assert line.endswith("vLLM serves in its own order until HEAR gets through")
     [command] = started
