@@ -161,33 +161,33 @@ class _ToldScheduler(Scheduler):
 
 
 class Real:
-    """vLLM's own scheduler."""
+    """vLLM's own scheduler, or another ``kind`` of it."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, kind: Any = None) -> None:
         from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
         from vllm.v1.structured_output import StructuredOutputManager
 
         config = _config(workload)
-        self._scheduler: Any = VllmScheduler(
+        self.scheduler: Any = (kind or VllmScheduler)(
             vllm_config=config,
             kv_cache_config=_kv_cache_config(workload),
             structured_output_manager=StructuredOutputManager(config),
             block_size=workload.block_size,
             log_stats=False,
         )
-        self._pool: Any = self._scheduler.kv_cache_manager.block_pool
-        self._pool.enable_kv_cache_events = True
+        self.pool: Any = self.scheduler.kv_cache_manager.block_pool
+        self.pool.enable_kv_cache_events = True
         self._hasher = _hasher(workload.block_size)
         self._by_priority = workload.order == "priority"
         self._arrivals: dict[str, Arrival] = {}
         self._victims: list[str] = []
-        preempt = self._scheduler._preempt_request
+        preempt = self.scheduler._preempt_request
 
         def told(request: Any, *args: Any, **kwargs: Any) -> None:
             self._victims.append(request.request_id)
             preempt(request, *args, **kwargs)
 
-        self._scheduler._preempt_request = told
+        self.scheduler._preempt_request = told
 
     def add(self, arrival: Arrival, hashes: Sequence[int]) -> None:
         """A request comes; vLLM computes its hashes itself."""
@@ -195,7 +195,7 @@ class Real:
         from vllm.v1.request import Request
 
         self._arrivals[arrival.id] = arrival
-        self._scheduler.add_request(
+        self.scheduler.add_request(
             Request(
                 request_id=arrival.id,
                 prompt_token_ids=list(arrival.tokens[: arrival.prompt_tokens]),
@@ -209,7 +209,7 @@ class Real:
 
     def step(self) -> Step | None:
         """Go one step. One without tokens, which only preempts, is taken together with the next."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         self._victims.clear()
         running = {request.request_id for request in scheduler.running}
         while True:
@@ -226,21 +226,22 @@ class Real:
                 step.admitted.append((name, scheduler.requests[name].num_computed_tokens - share))
         step.evicted = [
             block_hash
-            for event in self._pool.take_events()
+            for event in self.pool.take_events()
             if type(event).__name__ == "BlockRemoved"
             for block_hash in map(_low64, event.block_hashes)
         ]
         before = set(scheduler.requests)
-        scheduler.update_from_output(output, self._model_output(list(shares)))
+        scheduler.update_from_output(output, self.model_output(list(shares)))
         step.ended = sorted(before - set(scheduler.requests), key=list(shares).index)
         return step
 
-    def _model_output(self, names: list[str]) -> Any:
+    def model_output(self, names: list[str]) -> Any:
+        """What a model would say of a step of these requests."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         sampled = []
         for name in names:
-            request = self._scheduler.requests[name]
+            request = self.scheduler.requests[name]
             done = request.num_computed_tokens >= request.num_tokens
             sampled.append([self._arrivals[name].tokens[request.num_tokens]] if done else [])
         at = {name: place for place, name in enumerate(names)}
@@ -313,6 +314,8 @@ def _config(workload: Workload) -> Any:
     config.scheduler_reserve_full_isl = workload.reserve_full_prompt
     whole = _base[0]
     whole.scheduler_config = config
+    whole.kv_events_config = None
+    whole.additional_config = {"hear": {"bus": "memory"}}  # for whom HEAR is in
     whole.cache_config.block_size = workload.block_size
     whole.cache_config.num_gpu_blocks = workload.num_blocks + 1
     whole.cache_config.enable_prefix_caching = True

@@ -14,4 +14,5 @@ if [ -n "${VLLM_CPU:-}" ]; then
 fi
 # Here a test that is skipped since vLLM is not installed has failed.
 HEAR_REQUIRE_VLLM=1 "$venv/bin/python" -m pytest tests/engines/vllm tests/benchmarks/test_vllm_queue.py \
+    tests/benchmarks/test_vllm_steps.py \
     "$@"
