@@ -25,7 +25,7 @@ START_S: Final = 300.0
 STOP_S: Final = 10.0
 """How long it may take to end when it is asked to, before it is killed."""
 
-CANCELLED_S: Final = 0.4
+CANCELLED_S: Final = 1.25
 """The same where the caller is cancelled: ``hear vllm serve`` takes a second to end vLLM."""
 
 LOOK_EVERY_S: Final = 0.2
