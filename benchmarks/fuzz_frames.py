@@ -156,7 +156,7 @@ class Links:
             pass
         if crc32(data) % 50 == 0:
             self._check_others()
-        self._hub.flush(self._now)
+        self._hub.turn(self._now)
         self._hub.tick(self._now)
         for closed in self._hub.to_close:
             self._hub.closed(closed, self._now)
@@ -177,7 +177,7 @@ class Links:
             for connection, member in self._good.items():
                 for data in member.poll(self._now):
                     self._hub.receive(connection, data, self._now)
-            self._hub.flush(self._now)
+            self._hub.turn(self._now)
             output, self._hub.output = self._hub.output, []
             if len(output) > _MAX_WAITING:
                 raise AssertionError(f"{len(output)} frames at once from the hub")

@@ -4,6 +4,7 @@ Owns the table of kinds. A kind that is not in it, or a field that is newer than
 raises: the envelope can still be read, and its bytes are carried on as they came.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple, get_args
 
 import msgspec
@@ -110,6 +111,68 @@ def decode(frame: bytes | memoryview) -> Envelope:
         return _envelope_decoder.decode(frame)
     except _UNREADABLE as error:
         raise RemoteProtocolError(f"not an envelope ({len(frame)} bytes): {error}") from error
+
+
+_CANONICAL_BYTES: Final = 256 << 10
+_MAX_ELEMENTS: Final = 65_536
+_plain_decoder = msgspec.msgpack.Decoder()
+_array_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_map_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+
+
+def check_unambiguous(frame: bytes) -> None:
+    """See that no map in a message, however deep, has a key twice: readers that take the first and
+    readers that take the last would read two different messages.
+
+    Raises:
+        RemoteProtocolError: one has, or has a key that is no text, or the message cannot be read,
+            or is large and has more than 65,536 elements.
+    """
+    try:
+        # Whatever has no key twice, and is encoded as msgspec does it, comes out as it went in.
+        small = len(frame) <= _CANONICAL_BYTES
+        if small and _encoder.encode(_plain_decoder.decode(frame)) == frame:
+            return
+        _check_maps(frame)
+    except (*_UNREADABLE, TypeError, OverflowError, IndexError) as error:
+        raise RemoteProtocolError(f"not an envelope ({len(frame)} bytes): {error}") from error
+
+
+def _check_maps(frame: bytes) -> None:
+    """The same for any encoding, one level after the other, without making objects of it all."""
+    left = _MAX_ELEMENTS
+    to_do = [frame]
+    while to_do:
+        data = to_do.pop()
+        kind, length = _head(data)
+        left -= length
+        if left < 0:
+            raise RemoteProtocolError(
+                f"a message of {len(frame)} bytes with more than {_MAX_ELEMENTS} elements"
+            )
+        values: Iterable[msgspec.Raw]
+        if kind == "map":
+            found = _map_decoder.decode(data)
+            if len(found) != length:
+                raise RemoteProtocolError("a map in a message has a key twice")
+            values = found.values()
+        else:
+            values = _array_decoder.decode(data)
+        to_do += [raw for raw in map(bytes, values) if raw[0] in _CONTAINERS and len(raw) > 1]
+
+
+_CONTAINERS: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+
+
+def _head(data: bytes) -> tuple[str, int]:
+    """Whether a container is a map or an array, and how many entries it says that it has."""
+    first = data[0]
+    if 0x80 <= first < 0xA0:
+        return "map" if first < 0x90 else "array", first & 0x0F
+    if first not in _CONTAINERS:
+        raise RemoteProtocolError("not an envelope: neither a map nor an array")
+    size = 4 if first & 1 else 2
+    return "map" if first >= 0xDE else "array", int.from_bytes(data[1 : 1 + size], "big")
 
 
 def open_body(envelope: Envelope) -> Message | None:

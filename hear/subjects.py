@@ -21,8 +21,8 @@ NOBODY = "-"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_\-:/@+=]")
 _TOKEN = re.compile(r"[A-Za-z0-9_\-:/@+=%]+")
 _MAX_TOKENS = 5
-_MAX_STEMS = 65536
-_MAX_KEPT = 512
+_MAX_STEMS = 16384
+_MAX_KEPT = 160  # letters of what is remembered
 
 Channel = tuple[str, int, str]
 """Source, epoch and subject without its key: the scope in which ``seq`` counts."""
@@ -40,7 +40,7 @@ def token(text: str | None) -> str:
     return (_token if not text or len(text) <= _MAX_KEPT else _token.__wrapped__)(text)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=_MAX_STEMS)
 def _token(text: str | None) -> str:
     if not text:
         return NOBODY
@@ -61,7 +61,7 @@ def stem(category: str, tenant: str, key: Key, kind: str) -> str:
     return (_stem if length <= _MAX_KEPT else _stem.__wrapped__)(category, tenant, instance, kind)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=_MAX_STEMS)
 def _stem(category: str, tenant: str, instance: str | None, kind: str) -> str:
     topic = token(topic_of(category, kind))
     return f"{token(category)}.{token(tenant)}.{token(instance)}.{topic}"
@@ -152,7 +152,7 @@ def narrowed(pattern: str, tenant: str) -> str | None:
 
 
 class Matcher:
-    """Several patterns as one question. Answers for up to 65,536 stems are remembered."""
+    """Several patterns as one question. Answers for up to 16,384 stems are remembered."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.patterns = tuple(Pattern(text) for text in patterns)
@@ -167,7 +167,9 @@ class Matcher:
         head = subject.rpartition(".")[0]
         known = self._stems.get(head)
         if known is None:
-            if len(self._stems) >= _MAX_STEMS:  # each workflow brings its own
-                self._stems.clear()
-            known = self._stems[head] = any(p.matches(subject) for p in self.patterns)
+            known = any(p.matches(subject) for p in self.patterns)
+            if len(head) <= _MAX_KEPT:
+                if len(self._stems) >= _MAX_STEMS:  # each workflow brings its own
+                    self._stems.clear()
+                self._stems[head] = known
         return known

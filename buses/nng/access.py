@@ -1,24 +1,31 @@
 """Who may say and hear what: keys, and the subjects that each one grants.
 
 A hub without a keyring grants everything to everyone who reaches it, which on a socket of one's own
-user is right. With one, whoever joins shows that it holds a key: the hub sends a number that it
-never used before, and gets back its HMAC. What a key grants is granted by patterns of subjects.
+user is right. With one, hub and client show each other that they hold the same secret: each makes a
+number that it never used before, and both answer with an HMAC over the two. From the secret and the
+two numbers come the keys that seal what then travels. What a key grants is granted by patterns of
+subjects.
 """
 
 import hmac
 import secrets
 import string
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from hear.buses.nng.frames import NONCE_BYTES
 from hear.config import load_toml, where
 from hear.errors import ConfigError, ProtocolError
 from hear.subjects import Pattern
 
 MIN_SECRET_BYTES: Final = 16
-_MAX_REMEMBERED = 16_384
+DEFAULT_PEERS: Final = 256
+DEFAULT_MEMORY_MIB: Final = 96
+MAX_REMEMBERED_STEM: Final = 256
+"""Longest stem, in letters, of which an answer is remembered."""
+_MAX_REMEMBERED: Final = 16_384
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +56,10 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     subscribe: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     """Names that it may speak under; a last ``*`` stands for any ending. Empty: its own name."""
+    peers: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = DEFAULT_PEERS
+    """Most processes that may join with it at once."""
+    memory_mib: Annotated[int, msgspec.Meta(ge=16, le=1 << 20)] = DEFAULT_MEMORY_MIB
+    """Most memory that the hub keeps for all of them together."""
 
 
 class KeyringFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +77,12 @@ class Grants:
         publish: tuple[str, ...],
         subscribe: tuple[str, ...],
         sources: tuple[str, ...] | None = None,
+        *,
+        max_peers: int = DEFAULT_PEERS,
+        max_bytes: int = DEFAULT_MEMORY_MIB << 20,
     ) -> None:
+        self.max_peers = max_peers
+        self.max_bytes = max_bytes
         self._publish = tuple(Pattern(text) for text in publish)
         self._subscribe = tuple(Pattern(text) for text in subscribe)
         self._sources = sources
@@ -100,16 +116,45 @@ class Grants:
     def _may(self, publish: bool, stem: str, patterns: tuple[Pattern, ...]) -> bool:
         known = self._known.get((publish, stem))
         if known is None:
-            if len(self._known) >= _MAX_REMEMBERED:
-                self._known.clear()
             # What is granted is granted for whole streams; one key of a stream grants none of it.
             known = any(pattern.covers(stem) and not pattern.names_key for pattern in patterns)
-            self._known[publish, stem] = known
+            if len(stem) <= MAX_REMEMBERED_STEM:  # longer ones nobody uses but to fill memory
+                if len(self._known) >= _MAX_REMEMBERED:
+                    self._known.clear()
+                self._known[publish, stem] = known
         return known
 
 
-EVERYTHING: Final = Grants((">",), (">",))
+EVERYTHING: Final = Grants((">",), (">",), max_peers=1_024, max_bytes=1 << 30)
 """What everyone may do at a hub without keys."""
+
+
+class Handshake(NamedTuple):
+    """What both ends of a handshake know, and what each proves to know the secret over."""
+
+    client_nonce: bytes
+    hub_nonce: bytes
+    key: str
+    session: str
+    name: str
+
+    def prove_client(self, secret: bytes) -> bytes:
+        """What shows the hub that the client holds the key."""
+        return self._digest(secret, b"client")
+
+    def prove_hub(self, secret: bytes, stay: str, resumed: bool, received: int) -> bytes:
+        """What shows the client that its welcome is from a hub that holds the key."""
+        return self._digest(secret, b"hub", stay.encode(), b"%d %d" % (resumed, received))
+
+    def seals(self, secret: bytes) -> tuple[bytes, bytes]:
+        """The keys of what travels to the hub, and to the client, over this connection."""
+        return self._digest(secret, b"to hub"), self._digest(secret, b"to client")
+
+    def _digest(self, secret: bytes, what: bytes, *more: bytes) -> bytes:
+        texts = (self.key.encode(), self.session.encode(), self.name.encode())
+        parts = (b"hear link 2", what, self.client_nonce, self.hub_nonce, *texts, *more)
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(secret, message, "sha256")
 
 
 class Keyring:
@@ -118,29 +163,30 @@ class Keyring:
     def __init__(self, grants: tuple[Grant, ...]) -> None:
         self._secrets = {grant.name: bytes.fromhex(grant.secret) for grant in grants}
         self._grants = {
-            grant.name: Grants(grant.publish, grant.subscribe, grant.sources or (grant.name,))
+            grant.name: Grants(
+                grant.publish,
+                grant.subscribe,
+                grant.sources or (grant.name,),
+                max_peers=grant.peers,
+                max_bytes=grant.memory_mib << 20,
+            )
             for grant in grants
         }
         self._nobody = secrets.token_bytes(32)
 
-    def check(self, key: str, nonce: bytes, session: str, name: str, proof: bytes) -> Grants | None:
-        """What a peer may do that proves to hold a key; None if it does not prove it."""
-        secret = self._secrets.get(key, self._nobody)  # an unknown key takes as long as a wrong one
-        if not hmac.compare_digest(prove(secret, nonce, session, name), proof):
+    def check(self, handshake: Handshake, proof: bytes) -> tuple[Grants, bytes] | None:
+        """What a peer may do that proves to hold a key, and its secret; None without a proof."""
+        # An unknown key takes as long as a wrong one.
+        secret = self._secrets.get(handshake.key, self._nobody)
+        if not hmac.compare_digest(handshake.prove_client(secret), proof):
             return None
-        return self._grants.get(key)
+        grants = self._grants.get(handshake.key)
+        return None if grants is None else (grants, secret)
 
 
 def new_nonce() -> bytes:
     """A number that was never used before."""
-    return secrets.token_bytes(32)
-
-
-def prove(secret: bytes, nonce: bytes, session: str, name: str) -> bytes:
-    """What shows the hub that one holds a secret, and binds the name and session to it."""
-    parts = (b"hear link 1", nonce, session.encode(), name.encode())
-    message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return hmac.digest(secret, message, "sha256")
+    return secrets.token_bytes(NONCE_BYTES)
 
 
 def load_key(path: Path) -> KeyFile:

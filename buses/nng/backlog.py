@@ -7,16 +7,18 @@ bounds and the order.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from hear.buses.nng.frames import FRAME_FILL_BYTES, Item, Lost, Run, Subscribed
+from hear.buses.nng.frames import FRAME_FILL_BYTES, Item, Lost, Run, Subscribed, size_of, split
 
-_ITEM_BYTES: Final = 64  # an item that carries no message
+_ITEM_BYTES: Final = 160  # what an item costs beside its bytes
 _MESSAGE_BYTES: Final = 64  # what a message costs beside its bytes
 _MOST_IN_A_RUN: Final = 64  # since state gives way by whole runs
-_MOST_LOST_IN_A_FRAME: Final = 128  # stems, which are up to 4 KiB long
-_MOST_LOST: Final = 65_536
+_MOST_LOST_BYTES_IN_AN_ITEM: Final = 4 << 10
+_MOST_LOST: Final = 4_096
+_TEXT_BYTES: Final = 5  # what the form of an item adds to a text, at most
 
 
 class Bounds(NamedTuple):
@@ -26,8 +28,8 @@ class Bounds(NamedTuple):
     state_bytes: int = 32 << 20
     reliable_messages: int = 65_536
     reliable_bytes: int = 64 << 20
-    owed_items: int = 65_536
-    owed_bytes: int = 256 << 20
+    owed_items: int = 16_384
+    owed_bytes: int = 64 << 20
 
 
 class Receipt:
@@ -49,6 +51,15 @@ class _Entry:
     receipt: Receipt | None = None
 
 
+class Load(NamedTuple):
+    """What one frame takes: its items, what its acknowledgement settles, and the reliable runs that
+    are whole with it, which is later than their first piece."""
+
+    items: list[Item]
+    receipts: list[Receipt]
+    runs: list[Run]
+
+
 class Backlog:
     """What waits for one link."""
 
@@ -68,11 +79,19 @@ class Backlog:
         self._lost: _Entry | None = None  # what was lost, as long as more may join it
         self._num_lost = 0
         self._tail: _Entry | None = None  # of single messages, as long as others may join it
+        self._begun: _Entry | None = None  # of which some pieces were taken
+        self._pieces: deque[Item] = deque()  # and the rest
         self.dropped = 0
         """Messages of state that gave way."""
 
     def __bool__(self) -> bool:
-        return bool(self._state or self._other)
+        return bool(self._pieces or self._state or self._other)
+
+    @property
+    def size_bytes(self) -> int:
+        """What all that waits takes, in memory as well."""
+        begun = self._begun.size_bytes if self._begun else 0
+        return self._state_bytes + self._reliable_bytes + self.owed_bytes + begun
 
     def __len__(self) -> int:
         return self._state_messages + self._reliable_messages
@@ -121,7 +140,7 @@ class Backlog:
     def put_state(self, run: Run, size_bytes: int) -> None:
         """Add a run of state."""
         count = len(run.messages)
-        size_bytes += count * _MESSAGE_BYTES
+        size_bytes += count * _MESSAGE_BYTES + _ITEM_BYTES + len(run.stem)
         self._serial += 1
         self._tail = None
         self._state.append(_Entry(self._serial, run, size_bytes, count))
@@ -144,9 +163,9 @@ class Backlog:
     def put_lost(self, stem: str) -> None:
         """Pass on that something of a stream was dropped here, or before it came here."""
         lost = self._lost
-        if lost is None or len(lost.item.stems) >= _MOST_LOST_IN_A_FRAME:
-            if self._num_lost >= _MOST_LOST:
-                return  # so many streams has nobody
+        if self._num_lost >= _MOST_LOST:
+            return  # so many streams has nobody
+        if lost is None or lost.size_bytes >= _MOST_LOST_BYTES_IN_AN_ITEM:
             self._serial += 1
             lost = self._lost = _Entry(self._serial, Lost([]), _ITEM_BYTES)
             self._other.append(lost)
@@ -155,6 +174,8 @@ class Backlog:
         if stem not in lost.item.stems:
             self._num_lost += 1
             lost.item.stems.append(stem)
+            lost.size_bytes += len(stem) + _TEXT_BYTES
+            self.owed_bytes += len(stem) + _TEXT_BYTES
 
     def put_subscribed(self, item: Subscribed) -> None:
         """Tell of a new reader, which must hear of all that is lost from here on."""
@@ -172,8 +193,13 @@ class Backlog:
     ) -> bool:
         """Add anything else; returns False, and adds nothing, if it is a message too many.
 
+        ``size_bytes`` are those of its messages; of an item without any, its own are counted.
         ``anyway``: it was taken before, and has only to wait once more.
         """
+        if isinstance(item, Run):
+            size_bytes += len(item.stem)
+        elif not size_bytes:
+            size_bytes = size_of(item)
         size_bytes += num_messages * _MESSAGE_BYTES + _ITEM_BYTES
         if not num_messages:
             self.owed_items += 1
@@ -190,20 +216,34 @@ class Backlog:
             receipt.open += 1
         return True
 
-    def take(self, fill_bytes: int = FRAME_FILL_BYTES) -> tuple[list[Item], list[Receipt]]:
-        """The items of the next frame, and the receipts that its acknowledgement settles.
+    def take(self, fill_bytes: int = FRAME_FILL_BYTES) -> Load:
+        """What the next frame takes.
 
-        Runs of one stem that follow each other become one.
+        Runs of one stem that follow each other become one. An item that is too large for a frame
+        goes in pieces, one a frame, before anything else.
         """
+        if not self._pieces:
+            load = self._take_items(fill_bytes)
+            if load is not None:
+                return load
+        return self._take_piece()
+
+    def _take_items(self, fill_bytes: int) -> Load | None:
         items: list[Item] = []
         receipts: list[Receipt] = []
         merged: Run | None = None
         size_bytes = 0
         while size_bytes < fill_bytes and (entry := self._next(fill_bytes - size_bytes, items)):
+            item, last = entry.item, items[-1] if items else None
+            if not items and entry.size_bytes > FRAME_FILL_BYTES:
+                self._pieces.extend(split(item))
+                if len(self._pieces) > 1:
+                    self._begun = entry
+                    return None
+                self._pieces.clear()
             size_bytes += entry.size_bytes
             if entry.receipt is not None:
                 receipts.append(entry.receipt)
-            item, last = entry.item, items[-1] if items else None
             if isinstance(item, Run) and isinstance(last, Run) and item.stem == last.stem:
                 if last is not merged:  # the run itself may wait for other links too
                     items[-1] = merged = Run(last.stem, last.reliable, list(last.messages))
@@ -211,7 +251,27 @@ class Backlog:
             else:
                 items.append(item)
                 merged = None
-        return items, receipts
+        runs = [item for item in items if isinstance(item, Run) and item.reliable]
+        return Load(items, receipts, runs)
+
+    def _take_piece(self) -> Load:
+        piece = self._pieces.popleft()
+        entry = self._begun
+        if self._pieces or entry is None:
+            return Load([piece], [], [])
+        self._begun = None
+        receipts = [] if entry.receipt is None else [entry.receipt]
+        is_reliable = isinstance(entry.item, Run) and entry.item.reliable
+        return Load([piece], receipts, [entry.item] if is_reliable else [])
+
+    def drain(self) -> Iterator[Item]:
+        """Take out all items in order, each whole, also one of which some pieces were taken."""
+        begun, self._begun = self._begun, None
+        self._pieces.clear()
+        if begun is not None:
+            yield begun.item
+        while entry := self._next(0, []):
+            yield entry.item
 
     def _next(self, room_bytes: int, items: list[Item]) -> _Entry | None:
         state, other = self._state, self._other
@@ -249,10 +309,17 @@ class Backlog:
             self._state_bytes -= entry.size_bytes
 
     def drop_reliable(self) -> list[Receipt]:
-        """Drop the runs that are not state; returns the receipts that were waiting for them."""
+        """Drop the runs that are not state; returns the receipts that were waiting for them.
+
+        One that the other end has begun to take over is still sent, but nobody waits for it.
+        """
         self._tail = None
         runs = [entry for entry in self._other if isinstance(entry.item, Run)]
         self._other = deque(entry for entry in self._other if not isinstance(entry.item, Run))
         for entry in runs:
             self._count_out(entry)
-        return [entry.receipt for entry in runs if entry.receipt is not None]
+        receipts = [entry.receipt for entry in runs if entry.receipt is not None]
+        if self._begun is not None and self._begun.receipt is not None:
+            receipts.append(self._begun.receipt)
+            self._begun.receipt = None
+        return receipts

@@ -20,8 +20,12 @@ from hear.buses.nng.access import load_key
 from hear.buses.nng.backlog import Bounds
 from hear.buses.nng.frames import (
     FRAME_FILL_BYTES,
+    MAX_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
+    MAX_NAME,
     MAX_STEM,
+    MAX_WILL_BYTES,
+    MAX_WILL_RUNS,
     Answer,
     CutOff,
     Denied,
@@ -36,6 +40,7 @@ from hear.buses.nng.frames import (
     Wanted,
 )
 from hear.buses.nng.member import Member
+from hear.buses.nng.questions import parse
 from hear.buses.nng.readers import NngSubscription, Readers
 from hear.buses.nng.wire import ClientWire
 from hear.clock import new_epoch
@@ -44,7 +49,7 @@ from hear.errors import BusError, LocalProtocolError, RemoteProtocolError
 from hear.messages import Envelope
 from hear.nursery import unwrapped
 from hear.seams import BusStatistics, SnapshotProvider
-from hear.subjects import Pattern, stem_of, subject
+from hear.subjects import stem_of, subject
 
 _log = structlog.get_logger("hear.bus")
 
@@ -73,6 +78,7 @@ class NngBus(trio.abc.AsyncResource):
         self._published = dict.fromkeys(("intent", "control", "state", "outcome"), 0)
         self._numbers = count(1)
         self._questions: dict[int, trio.MemorySendChannel[Answer]] = {}
+        self._asking = trio.Lock()
         self._standing_s = 0.0
         self._stood: Standing | None = None
         self._sleeper: trio.lowlevel.Task | None = None
@@ -143,12 +149,15 @@ class NngBus(trio.abc.AsyncResource):
         It is live from entering its context, which waits for the hub, to leaving it.
 
         Raises:
-            LocalProtocolError: a pattern is not one, or the capacity is less than 1.
+            LocalProtocolError: a pattern is not one, they are too many or too long, or the capacity
+                is less than 1.
             BusError: the bus is closed (also on entering, or if the hub does not answer).
         """
         if self._closed:
             raise BusError(f"subscription {name!r}: the bus is closed")
-        return NngSubscription(self, next(self._numbers), patterns, name, capacity)
+        wanted = tuple(patterns)
+        parse(wanted)
+        return NngSubscription(self, next(self._numbers), wanted, name, capacity)
 
     def provide_snapshots(self, subject: str, provider: SnapshotProvider) -> None:
         """Name who answers for the state of one stream (a subject's stem); the last one counts.
@@ -179,10 +188,16 @@ class NngBus(trio.abc.AsyncResource):
         mine = [Run(stem_of(e), e.category != "state", [encode(e)]) for e in envelopes]
         runs = [run for owner, kept in self._wills.items() if owner != source for run in kept]
         runs += mine
-        size_bytes = sum(len(run.messages[0]) + len(run.stem) for run in runs)
-        if size_bytes > MAX_MESSAGE_BYTES:
+        sizes = [len(run.messages[0]) + len(run.stem) for run in runs]
+        if sum(sizes) > MAX_WILL_BYTES or len(runs) > MAX_WILL_RUNS:
             raise LocalProtocolError(
-                f"a will of {size_bytes} bytes, expected at most {MAX_MESSAGE_BYTES}"
+                f"a will of {len(runs)} messages and {sum(sizes)} bytes, expected at most "
+                f"{MAX_WILL_RUNS} and {MAX_WILL_BYTES}"
+            )
+        if max(sizes, default=0) > MAX_FRAME_BYTES // 2:
+            raise LocalProtocolError(
+                f"a message of {max(sizes)} bytes in a will, expected at most "
+                f"{MAX_FRAME_BYTES // 2}"
             )
         self._wills[source] = mine
         self._member.set_will(runs)
@@ -203,7 +218,7 @@ class NngBus(trio.abc.AsyncResource):
             LocalProtocolError: a pattern is not one.
             BusError: the bus is closed, or the hub did not answer in time.
         """
-        wanted = [Pattern(text) for text in patterns]
+        wanted = parse(tuple(patterns))
         heard = []
         for part in await self._ask("history", [pattern.text for pattern in wanted]):
             try:
@@ -227,6 +242,10 @@ class NngBus(trio.abc.AsyncResource):
     async def _ask(self, about: str, patterns: list[str]) -> list[bytes]:
         if self._closed:
             raise BusError(f"question about {about}: the bus is closed")
+        async with self._asking:  # the hub answers one question of a process at a time
+            return await self._ask_alone(about, patterns)
+
+    async def _ask_alone(self, about: str, patterns: list[str]) -> list[bytes]:
         number = next(self._numbers)
         send, receive = trio.open_memory_channel[Answer](4096)
         self._questions[number] = send
@@ -323,6 +342,11 @@ class NngBus(trio.abc.AsyncResource):
         if not self._joined():
             self.close()
             why = member.refusal or f"nobody answers (waited {CONNECT_S:g} s)"
+            if self._wire.impostor is not None:
+                why = (
+                    f"who answers shows a certificate of {self._wire.impostor[:MAX_NAME]!r}, which "
+                    "is not the hub's (server_name in the key file)"
+                )
             raise BusError(f"bus cannot be joined as {member.name!r}: {why}")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_what_is_said)

@@ -5,28 +5,56 @@ Owns the bytes of the link. HEAR's messages are carried as the bytes that they a
 no message. It must not know what becomes of an item.
 
 The form is an array with a tag, and append-only: a field is added at the end, with a default.
+
+A frame is small, since what a stranger can make a hub hold is a frame for each connection. An item
+that is larger travels in *pieces*, one a frame (``split``, ``join``).
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from hear.errors import LocalProtocolError, RemoteProtocolError
 
-LINK_VERSION: Final = 1
+LINK_VERSION: Final = 2
 """Version of the link, which is not that of the messages on it (docs/bus.md)."""
 
 MAX_MESSAGE_BYTES: Final = 8 << 20
 """Largest message of HEAR that a bus carries."""
 
-MAX_FRAME_BYTES: Final = MAX_MESSAGE_BYTES + (1 << 20)
-"""Largest frame; whoever sends a larger one is cut off."""
+MAX_FRAME_BYTES: Final = 128 << 10
+"""Largest frame, sealed; whoever sends a larger one is cut off."""
+
+MAX_ITEM_BYTES: Final = MAX_MESSAGE_BYTES + (1 << 20)
+"""Largest item, in pieces."""
 
 MAX_STEM: Final = 4_096
 """Longest stem of a subject, in letters."""
 
-FRAME_FILL_BYTES: Final = 256 << 10
-"""A frame takes in what waits until it holds so much; only a single message may be larger."""
+FRAME_FILL_BYTES: Final = 64 << 10
+"""A frame takes in what waits until it holds so much; an item that is larger travels in pieces."""
+
+MAX_NAME: Final = 256
+"""Longest name of a peer or a subscription, in letters."""
+
+MAX_PATTERNS: Final = 256
+"""Most patterns of one subscription or question."""
+
+MAX_PATTERN_BYTES: Final = 32 << 10
+"""Most bytes of all patterns of one subscription or question."""
+
+MAX_WILL_BYTES: Final = 1 << 20
+"""Most bytes of a will."""
+
+MAX_WILL_RUNS: Final = 1_024
+"""Most runs of a will."""
+
+MAX_ROWS: Final = 256
+"""Most subscriptions that one report of a client tells of."""
+
+NONCE_BYTES: Final = 32
+"""Length of the numbers that each end makes for one proof."""
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -129,10 +157,19 @@ class Denied(_Part, frozen=True, tag="d"):
     reason: str
 
 
+class Piece(_Part, frozen=True, tag="pc"):
+    """Part of the bytes of an item that has ``size_bytes`` in all. Pieces follow each other."""
+
+    size_bytes: int
+    data: bytes
+
+
 class Will(_Part, frozen=True, tag="wl"):
-    """Client: publish these runs in my name if I am lost. Replaces what was said before."""
+    """Client: publish these runs in my name if I am lost. Replaces what was said before, or with
+    ``more`` is added to it."""
 
     runs: list[Run]
+    more: bool = False
 
 
 class Question(_Part, frozen=True, tag="q"):
@@ -171,6 +208,7 @@ Item = (
     | SnapshotFor
     | CutOff
     | Denied
+    | Piece
     | Will
     | Question
     | Answer
@@ -186,7 +224,7 @@ class Hello(_Part, frozen=True, tag="H"):
     how far I have taken over what came since then.
 
     With keys, it is answered by a challenge first, and comes again with the ``proof`` and the
-    nonce that it ``answers``.
+    nonce that it ``answers``. ``nonce`` is the client's own, which the welcome has to prove.
     """
 
     version: int
@@ -197,6 +235,7 @@ class Hello(_Part, frozen=True, tag="H"):
     key: str = ""
     proof: bytes = b""
     answers: bytes = b""
+    nonce: bytes = b""
 
 
 class Challenge(_Part, frozen=True, tag="C"):
@@ -207,12 +246,13 @@ class Challenge(_Part, frozen=True, tag="C"):
 
 class Welcome(_Part, frozen=True, tag="W"):
     """Hub: go on from ``received`` if ``resumed``, and else begin anew. ``hub`` names this stay
-    at this hub, and no other."""
+    at this hub, and no other. ``proof`` shows that the hub holds the key as well."""
 
     version: int
     hub: str
     resumed: bool
     received: int
+    proof: bytes = b""
 
 
 class Refused(_Part, frozen=True, tag="R"):
@@ -249,6 +289,9 @@ Wire = Hello | Challenge | Welcome | Refused | Stranger | Goodbye | Frame
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Wire)
+_item_decoder = msgspec.msgpack.Decoder(Item)
+_array_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError)
 
 
 def encode(frame: Wire) -> bytes:
@@ -275,5 +318,76 @@ def decode(data: bytes | memoryview) -> Wire:
         )
     try:
         return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError) as error:
+    except _UNREADABLE as error:
         raise RemoteProtocolError(f"not a frame ({len(data)} bytes): {error}") from error
+
+
+# -- large items -----------------------------------------------------------------------------------
+
+_PIECE_BYTES: Final = 96 << 10
+_WHOLE_BYTES: Final = 112 << 10  # an item up to here fits in a frame of its own
+_FIELD_BYTES: Final = 5  # what the form adds to a text or some bytes, at most
+_ITEM_BYTES: Final = 32  # and to an item
+
+
+def size_of(item: Item) -> int:
+    """How many bytes an item has on the wire, at most."""
+    if isinstance(item, Run | Snapshot | SnapshotFor):
+        more = 9 * len(item.subscriptions) if isinstance(item, SnapshotFor) else 0
+        messages = sum(map(len, item.messages)) + _FIELD_BYTES * len(item.messages)
+        return _ITEM_BYTES + len(item.stem) + messages + more
+    return len(encode_item(item))
+
+
+def encode_item(item: Item) -> bytes:
+    """Item to bytes.
+
+    Raises:
+        LocalProtocolError: a text in it has no form on the wire.
+    """
+    try:
+        return _encoder.encode(item)
+    except (TypeError, OverflowError, UnicodeEncodeError, msgspec.MsgspecError) as error:
+        raise LocalProtocolError(f"item cannot be encoded: {error}: {item!r:.200}") from error
+
+
+def split(item: Item) -> Iterator[Item]:
+    """An item as it travels: by itself, or as the pieces of its bytes if it fits in no frame."""
+    if size_of(item) <= _WHOLE_BYTES:
+        yield item
+        return
+    data = encode_item(item)
+    for start in range(0, len(data), _PIECE_BYTES):
+        yield Piece(len(data), data[start : start + _PIECE_BYTES])
+
+
+def join(data: bytes, *, from_hub: bool) -> Item:
+    """The item that pieces make up.
+
+    Only the hub, which is trusted, may send anything so. A client may send one large message: many
+    small parts would take many times as much memory as the bytes that came.
+
+    Raises:
+        RemoteProtocolError: they make up none, or one that has no need to travel in pieces.
+    """
+    try:
+        if not from_hub and not _is_one_message(data):
+            raise RemoteProtocolError("an item in pieces that is not one message")
+        return _item_decoder.decode(data)
+    except (*_UNREADABLE, IndexError, ValueError) as error:
+        raise RemoteProtocolError(f"not an item ({len(data)} bytes): {error}") from error
+
+
+def _is_one_message(data: bytes) -> bool:
+    if _length(data) > 8:
+        return False
+    tag, _, _, messages, *_ = _array_decoder.decode(data)
+    return bytes(tag) in (b"\xa1r", b"\xa1n") and _length(bytes(messages)) == 1
+
+
+def _length(array: bytes) -> int:
+    """How many elements an array says that it has; -1 if it is none."""
+    if array[0] & 0xF0 == 0x90:
+        return array[0] & 0x0F
+    size = {0xDC: 2, 0xDD: 4}.get(array[0])
+    return -1 if size is None else int.from_bytes(array[1 : 1 + size], "big")

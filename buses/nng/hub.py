@@ -7,16 +7,25 @@ come (``joining``), what may pass (``screening``), who gets it (``routing``), wh
 asked (``questions``).
 
 It must not know what a message means. It is told what came and when, and says what to send.
+
+What comes over a connection that has joined waits in its peer's inbox. ``turn`` then does so much
+of it as takes a few milliseconds: one key after the other, and of each one peer after the other
+(``turns``). What is done is counted in units of about a microsecond, since this module has no
+clock. So whoever asks for much waits, and others do not. What is kept for all peers of a key is
+bounded too; with too much, the peer goes for which most is kept.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from hear.buses.nng.access import Keyring
+from hear.buses.nng.access import EVERYTHING, Grants, Keyring
 from hear.buses.nng.backlog import Backlog, Bounds, Receipt
 from hear.buses.nng.frames import (
     LINK_VERSION,
+    MAX_NAME,
+    MAX_WILL_BYTES,
+    MAX_WILL_RUNS,
     Answer,
     Challenge,
     CutOff,
@@ -24,6 +33,7 @@ from hear.buses.nng.frames import (
     Frame,
     Goodbye,
     Hello,
+    Item,
     Lost,
     Provide,
     Question,
@@ -42,7 +52,7 @@ from hear.buses.nng.frames import (
     encode,
 )
 from hear.buses.nng.history import HISTORY_BYTES, History
-from hear.buses.nng.joining import MAX_NAME, Admit, Joining, Resume
+from hear.buses.nng.joining import MAX_UNKNOWN_BYTES, Admit, Joining, Resume
 from hear.buses.nng.link import HUB_WINDOW, MEMBER_WINDOW, Link
 from hear.buses.nng.peers import Peer, Peers, Subscription
 from hear.buses.nng.questions import (
@@ -55,17 +65,49 @@ from hear.buses.nng.questions import (
 )
 from hear.buses.nng.routing import Routes
 from hear.buses.nng.screening import Screening
+from hear.buses.nng.seal import Seals, is_sealed
 from hear.buses.nng.settlement import SETTLE_S, Settlement
 from hear.buses.nng.snapshots import Snapshots
+from hear.buses.nng.turns import Ring
 from hear.errors import LocalProtocolError, RemoteProtocolError
 from hear.seams import BusStatistics
 
 AWAY_S: Final = 20.0
 """A peer whose connection is lost is remembered for so long, and what it missed is kept."""
 
+ASSEMBLE_S: Final = 20.0
+"""Time that the pieces of one item may take."""
+
+MAX_KEY_PATTERNS: Final = 16_384
+"""Most patterns that all peers of one key subscribe to."""
+
+MAX_INBOX_FRAMES: Final = 32
+"""Frames of one peer that wait for their turn: its window, and what it acknowledges meanwhile."""
+
+MAX_INBOX_BYTES: Final = 16 << 20
+"""Most bytes of such frames of one key. More is dropped, and comes again."""
+
+MAX_ASSEMBLY_BYTES: Final = 32 << 20
+"""Most bytes of items in pieces that are on their way from the peers of one key."""
+
 _MAX_SUBSCRIPTIONS: Final = 4_096
-_MAX_PATTERNS: Final = 256
-_MAX_UNKNOWN_BYTES: Final = 4_096
+_ANSWER_BELOW_BYTES: Final = 1 << 20  # an answer goes on while less than this waits for its peer
+
+# What a turn may take, and one peer of it, in units of about a microsecond, and what things take.
+_TURN: Final = 3_000
+_SHARE: Final = 500
+_FRAME: Final = 20
+_ITEM: Final = 4
+_MESSAGE: Final = 6
+_READER: Final = 3
+_PATTERN: Final = 5
+_STREAM: Final = 4
+_ROW: Final = 2
+_BYTES_A_UNIT: Final = 500
+_ANSWER: Final = 500
+# And what may be sent in a turn.
+_TURN_BYTES: Final = 1 << 20
+_FILL: Final = 16 << 10  # what looking at a peer counts for
 
 
 class HubEvent(NamedTuple):
@@ -101,11 +143,14 @@ class Hub:
         self._peers = Peers()
         self._joining = Joining(keyring)
         self._screening = Screening(self._told)
-        self._routes = Routes(self._peers)
+        self._routes = Routes()
         self._settlement = Settlement(until_s=now + settle_s, max_bytes=self._bounds.reliable_bytes)
         self._snapshots = Snapshots(self._has_to_send)
         self._history = History(history_bytes)
-        self._dirty: dict[Peer, None] = {}
+        self._to_do = Ring()  # those who have said something
+        self._dirty = Ring()  # those to whom something is to be sent
+        self._inbox_bytes: dict[Grants, int] = {}
+        self._grown: dict[Grants, None] = {}  # the keys for whose peers more is kept than before
         self._parted: set[int] = set()  # connections over which a goodbye was said
         self._stays = count(1)
         self._gone = Gone()
@@ -123,32 +168,21 @@ class Hub:
 
     # -- what the driver tells ----------------------------------------------------------------
 
+    def opened(self, connection: int, now: float, certificate: str | None = None) -> None:
+        """Someone has connected. ``certificate``: with TLS, the common name in that of the other
+        end; None without TLS."""
+        for superfluous in self._joining.opened(connection, certificate, now):
+            self._close(superfluous, "connection.superfluous")
+
     def receive(self, connection: int, data: bytes, now: float) -> None:
-        """Take in what came over a connection."""
+        """Take in what came over a connection. What a peer says waits for its turn."""
         peer = self._peers.at(connection)
-        if peer is None and len(data) > _MAX_UNKNOWN_BYTES:  # no hello is so long
-            self._send(connection, Stranger(self.id))
-            return
-        try:
-            wire = decode(data)
-        except RemoteProtocolError as error:
-            self._turn_away(connection, "frame.unreadable", error=str(error))
-            return
-        try:
-            if isinstance(wire, Hello):
-                self._hello(connection, wire, now)
-            elif isinstance(wire, Frame):
-                if peer is None:
-                    self._send(connection, Stranger(self.id))
-                else:
-                    self._frame(peer, wire, now)
-            elif isinstance(wire, Goodbye):
-                self._goodbye(connection, peer)
-            else:
-                raise RemoteProtocolError(f"a {type(wire).__name__} from a client")
-        except RemoteProtocolError as error:
-            who = peer.name if peer else None
-            self._turn_away(connection, "frame.unusable", peer=who, error=str(error))
+        if peer is None:
+            self._hear_stranger(connection, data, now)
+        elif is_sealed(data) or not _is_hello(data):
+            self._keep(peer, data, now)
+        else:
+            self._hear_stranger(connection, data, now)
 
     def closed(self, connection: int, now: float) -> None:
         """A connection is gone."""
@@ -161,26 +195,25 @@ class Hub:
     def tick(self, now: float) -> None:
         """Do what is due by now."""
         if self._settlement.tick(now):
-            self._dirty.update(dict.fromkeys(self._peers))
+            for peer in self._peers:
+                self._dirty.add(peer)
+        for connection in self._joining.due(now):
+            self._close(connection, "connection.did_not_join")
         for peer in self._peers:
             if peer.connection is None:
                 if now >= peer.away_since_s + self._away_s:
-                    self._forget(peer, "peer.lost")
+                    self._forget(peer, "peer.lost", now)
             elif peer.link.lost(now):
                 self.to_close.append(peer.connection)
                 self.closed(peer.connection, now)
-            elif peer.link.stuck(now):
-                self._forget(peer, "peer.stuck")
-            else:
-                for data in peer.link.due(now):
-                    self.output.append((peer.connection, data))
-                acknowledgement = peer.link.acknowledgement(now)
-                if acknowledgement is not None:
-                    self.output.append((peer.connection, acknowledgement))
+            elif peer.link.stuck(now) or now >= peer.link.assembly_since_s + ASSEMBLE_S:
+                self._forget(peer, "peer.stuck", now)
+            elif now >= peer.link.next_due():
+                self._dirty.add(peer)
 
     def next_due(self) -> float:
         """When ``tick`` has to be called next."""
-        due = self._settlement.next_due()
+        due = min(self._settlement.next_due(), self._joining.next_due())
         for peer in self._peers:
             if peer.connection is None:
                 due = min(due, peer.away_since_s + self._away_s)
@@ -188,32 +221,159 @@ class Hub:
                 due = min(due, peer.link.next_due())
         return due
 
-    def flush(self, now: float) -> None:
-        """Fill frames with what waits, and acknowledge what came."""
-        while self._dirty:  # what one takes over may let another be asked for more
-            dirty, self._dirty = self._dirty, {}
-            for peer in dirty:
-                if peer.connection is not None:
-                    self._fill(peer, peer.connection, now)
+    @property
+    def busy(self) -> bool:
+        """Whether there is more to do at once."""
+        return bool(self._to_do or self._dirty)
 
-    def _fill(self, peer: Peer, connection: int, now: float) -> None:
+    def turn(self, now: float) -> None:
+        """Do a few milliseconds' worth of what was asked for, and of what is to be sent."""
+        left = _TURN
+        while left > 0 and self._to_do:
+            peer = self._to_do.pop()
+            left -= self._serve(peer, now)
+            if self._has_more_to_do(peer):
+                self._to_do.add(peer)
+        left_bytes = _TURN_BYTES
+        while left_bytes > 0 and self._dirty:
+            peer = self._dirty.pop()
+            if peer.connection is not None:
+                left_bytes -= _FILL + self._fill(peer, peer.connection, now)
+        while self._grown:
+            grants = next(iter(self._grown))
+            del self._grown[grants]
+            self._keep_within(grants, now)
+
+    # -- turns --------------------------------------------------------------------------------
+
+    def _hear_stranger(self, connection: int, data: bytes, now: float) -> None:
+        self.opened(connection, now)
+        if not self._joining.hears(connection):
+            return
+        if self._joining.has_said_enough(connection, now):
+            self._turn_away(connection, "frame.too_many")
+            return
+        if len(data) > MAX_UNKNOWN_BYTES or is_sealed(data):  # no hello is so
+            self._send(connection, Stranger(self.id))
+            return
+        try:
+            wire = decode(data)
+        except RemoteProtocolError as error:
+            self._turn_away(connection, "frame.unreadable", error=str(error))
+            return
+        if isinstance(wire, Hello):
+            self._hello(connection, wire, now)
+        elif isinstance(wire, Frame):
+            self._send(connection, Stranger(self.id))
+        elif isinstance(wire, Goodbye):
+            self._goodbye(connection, None, now)
+        else:
+            self._turn_away(connection, "frame.unusable", error=f"a {type(wire).__name__}")
+
+    def _keep(self, peer: Peer, data: bytes, now: float) -> None:
+        """Keep a frame for the turn of its peer, if there is room; else it will come again."""
+        peer.link.heard_s = now
+        kept_bytes = self._inbox_bytes.get(peer.grants, 0) + len(data)
+        if len(peer.inbox) < MAX_INBOX_FRAMES and kept_bytes <= MAX_INBOX_BYTES:
+            peer.inbox.append(data)
+            peer.inbox_bytes += len(data)
+            self._inbox_bytes[peer.grants] = kept_bytes
+            self._to_do.add(peer)
+
+    def _empty(self, peer: Peer) -> None:
+        """What a peer has said and nobody has looked at will never be."""
+        self._inbox_bytes[peer.grants] = self._inbox_bytes.get(peer.grants, 0) - peer.inbox_bytes
+        peer.inbox.clear()
+        peer.inbox_bytes = 0
+        peer.items.clear()
+        peer.receipt = None
+        peer.answer = None
+        self._to_do.discard(peer)
+
+    def _has_more_to_do(self, peer: Peer) -> bool:
+        return bool(peer.items or peer.inbox or self._can_answer(peer))
+
+    def _can_answer(self, peer: Peer) -> bool:
+        return peer.answer is not None and peer.backlog.owed_bytes < _ANSWER_BELOW_BYTES
+
+    def _serve(self, peer: Peer, now: float) -> int:
+        """Do a share of what a peer has asked for; returns how many units it took."""
+        spent = 1
+        try:
+            while spent < _SHARE:
+                if peer.items:
+                    item = peer.items.popleft()
+                    spent += self._do(peer, item)
+                    if not peer.items:
+                        self._note(peer)
+                elif peer.inbox:
+                    data = peer.inbox.popleft()
+                    peer.inbox_bytes -= len(data)
+                    self._inbox_bytes[peer.grants] -= len(data)
+                    spent += _FRAME + len(data) // _BYTES_A_UNIT
+                    spent += self._frame(peer, data, now)
+                elif self._can_answer(peer):
+                    spent += self._go_on_answering(peer)
+                else:
+                    break
+        except RemoteProtocolError as error:
+            self._note(peer)
+            self._empty(peer)
+            if peer.connection is not None:
+                self._turn_away(peer.connection, "frame.unusable", peer=peer.name, error=str(error))
+        return spent
+
+    def _note(self, peer: Peer) -> None:
+        """A frame of a peer has been handed out, or so much of it as will be."""
+        if peer.receipt is not None:
+            self._settlement.note(peer, peer.receipt)
+            peer.receipt = None
+        if peer.gone and not peer.items:
+            self._gone.add(peer)
+
+    def _keep_within(self, grants: Grants, now: float) -> None:
+        """See that no more is kept for the peers of a key than may be."""
+        peers = self._peers.with_grants(grants)
+        sizes = {peer: peer.size_bytes for peer in peers}
+        total = sum(sizes.values())
+        while total > grants.max_bytes and sizes:
+            largest = max(sizes, key=sizes.__getitem__)
+            total -= sizes.pop(largest)
+            self._forget(largest, "peer.too_large", now)
+
+    def _has_room(self, grants: Grants, size_bytes: int) -> bool:
+        """Whether an item may come in pieces."""
+        coming = sum(peer.link.assembly_bytes for peer in self._peers.with_grants(grants))
+        return coming + size_bytes <= MAX_ASSEMBLY_BYTES
+
+    def _fill(self, peer: Peer, connection: int, now: float) -> int:
+        """Send a peer what its link takes; returns how many bytes that was."""
         self._settlement.settle(peer)
+        sent = 0
         while peer.backlog and peer.link.can_send:
-            items, receipts = peer.backlog.take()
-            data = peer.link.send(items, now)
-            peer.on_their_way.append((peer.link.number, receipts))
-            self.output.append((connection, data))
+            load = peer.backlog.take()
+            data = peer.link.send(load.items, now)
+            peer.on_their_way.append((peer.link.number, len(data), load.receipts))
+            peer.on_their_way_bytes += len(data)
+            sent += self._say(peer, connection, data)
             if peer.wants:
                 self._snapshots.go_on(peer)
+        for data in peer.link.due(now):
+            sent += self._say(peer, connection, data)
         acknowledgement = peer.link.acknowledgement(now)
         if acknowledgement is not None:
-            self.output.append((connection, acknowledgement))
+            sent += self._say(peer, connection, acknowledgement)
+        return sent
+
+    def _say(self, peer: Peer, connection: int, data: bytes) -> int:
+        self.output.append((connection, data if peer.seals is None else peer.seals.seal(data)))
+        return len(data)
 
     def stop(self) -> None:
         """Tell all peers that the hub stops."""
         for peer in self._peers:
             if peer.connection is not None:
-                self._send(peer.connection, Goodbye())
+                self._say(peer, peer.connection, encode(Goodbye()))
 
     def statistics(self) -> BusStatistics:
         """What has passed, and how each subscription of each peer fares.
@@ -231,56 +391,82 @@ class Hub:
         elif isinstance(decision, Refused):
             self._turned_away += 1
             self._send(connection, decision)
+            self._joining.refused(connection, now)
             self._event("peer.refused", peer=hello.name[:MAX_NAME], reason=decision.reason)
         elif isinstance(decision, Resume):
             self._resume(decision, connection, hello, now)
         else:
             if decision.replaced is not None:
-                self._forget(decision.replaced, decision.event)
+                self._forget(decision.replaced, decision.event, now)
             self._admit(connection, hello, decision, now)
 
     def _admit(self, connection: int, hello: Hello, decision: Admit, now: float) -> None:
-        self._displace(connection, None)
+        self._displace(connection, None, now)
+        grants = decision.grants
         peer = Peer(
             name=hello.name,
             session=hello.session,
             stay=f"{self.id}/{next(self._stays)}",
-            grants=decision.grants,
-            link=Link(window=HUB_WINDOW, owe_most=MEMBER_WINDOW // 2, now=now),
+            grants=grants,
+            link=Link(
+                window=HUB_WINDOW,
+                owe_most=MEMBER_WINDOW // 2,
+                now=now,
+                from_hub=False,
+                room=lambda size_bytes: self._has_room(grants, size_bytes),
+            ),
             backlog=Backlog(self._bounds),
         )
         self._peers.add(peer, connection)
-        self._send(connection, Welcome(LINK_VERSION, peer.stay, False, 0))
+        self._joining.joined(connection)
+        self._welcome(peer, connection, decision, False)
+        self._grown[grants] = None
         self._event("peer.joined", peer=peer.name)
 
     def _resume(self, decision: Resume, connection: int, hello: Hello, now: float) -> None:
         peer = decision.peer
-        self._displace(connection, peer)
+        self._displace(connection, peer, now)
         if peer.connection is not None and peer.connection != connection:
             self.to_close.append(peer.connection)
             self._peers.detach(peer.connection, now)
         self._peers.attach(peer, connection)
+        self._joining.joined(connection)
         resumed = not decision.from_start
-        self._send(connection, Welcome(LINK_VERSION, peer.stay, resumed, peer.link.received))
+        self._welcome(peer, connection, decision, resumed)
         received = hello.received if resumed else 0
-        for data in peer.link.resume(received, now):
-            self.output.append((connection, data))
-        peer.taken_over(received)
-        self._has_to_send(peer)
+        peer.link.resume(received, now)
+        peer.link.send_again(now)
+        self._taken_over(peer, received)
         self._event("peer.resumed", peer=peer.name)
 
-    def _displace(self, connection: int, peer: Peer | None) -> None:
+    def _welcome(
+        self, peer: Peer, connection: int, decision: Admit | Resume, resumed: bool
+    ) -> None:
+        """Prove that the hub holds the key as well, and seal from here on what follows."""
+        handshake, received = decision.handshake, peer.link.received
+        proof = b""
+        if handshake is not None:
+            proof = handshake.prove_hub(decision.secret, peer.stay, resumed, received)
+            to_hub, to_client = handshake.seals(decision.secret)
+            if peer.seals is None or peer.seals.keys != (to_client, to_hub):
+                peer.seals = Seals(to_client, to_hub)  # else it is said twice, and counts go on
+        self._send(connection, Welcome(LINK_VERSION, peer.stay, resumed, received, proof))
+
+    def _displace(self, connection: int, peer: Peer | None, now: float) -> None:
         """Nobody else speaks over this connection any more."""
         before = self._peers.at(connection)
         if before is not None and before is not peer:
-            self._forget(before, "peer.replaced")
+            self._forget(before, "peer.replaced", now)
 
-    def _goodbye(self, connection: int, peer: Peer | None) -> None:
+    def _goodbye(self, connection: int, peer: Peer | None, now: float) -> None:
         if peer is not None:
             peer.left = True
             self._parted.add(connection)
-            self._forget(peer, "peer.left")
-        if connection in self._parted:
+            self._say(peer, connection, encode(Goodbye()))
+            self._forget(peer, "peer.left", now)
+        elif connection in self._parted:
+            # Said again since the first answer was lost. Without keys, that is: with them, only
+            # what is sealed tells that it is the hub's, and the member gives up waiting by itself.
             self._send(connection, Goodbye())
         else:  # it may have come over another connection, and would then be taken for lost
             self._send(connection, Stranger(self.id))
@@ -288,104 +474,160 @@ class Hub:
     def _turn_away(self, connection: int, event: str, **facts: Any) -> None:
         """Nothing that makes sense comes over this connection."""
         self._turned_away += 1
+        self._close(connection, event, **facts)
+
+    def _close(self, connection: int, event: str, **facts: Any) -> None:
         self._event(event, connection=connection, **facts)
+        self._joining.closed(connection)
         self.to_close.append(connection)
 
-    def _forget(self, peer: Peer, event: str) -> None:
+    def _forget(self, peer: Peer, event: str, now: float) -> None:
         """A peer is gone for good: what it provided and asked for goes, and its will is done."""
         self._event(event, peer=peer.name)
+        if peer.connection is not None:
+            self._joining.parted(peer.connection, now)  # it has to join again
         self._peers.remove(peer)
-        self._routes.changed()
-        self._dirty.pop(peer, None)
+        for subscription in peer.subscriptions.values():
+            self._routes.remove(peer, subscription)
+        self._dirty.discard(peer)
         self._snapshots.forget(peer)
+        self._empty(peer)
         peer.drop_reliable()
+        peer.gone = True
         if not peer.left and peer.will:
             self._event(
                 "will.done", peer=peer.name, messages=sum(len(r.messages) for r in peer.will)
             )
-            for run in peer.will:
-                self._pass_on(peer, run, Receipt(0))
-        self._gone.add(peer)
+            peer.items.extend(peer.will)
+            self._to_do.add(peer)
+        else:
+            self._gone.add(peer)
 
     # -- what a peer says ---------------------------------------------------------------------
 
-    def _frame(self, peer: Peer, frame: Frame, now: float) -> None:
-        items, acknowledged = peer.link.receive(frame, now)
-        peer.taken_over(acknowledged)
-        self._has_to_send(peer)
-        if not items:
-            return
-        receipt = Receipt(frame.number)
-        try:
-            for item in items:
-                if isinstance(item, Run):
-                    run = self._screening.run(peer, item)
-                    if run.messages:
-                        self._pass_on(peer, run, receipt)
-                else:
-                    self._other(peer, item)
-        finally:
-            self._settlement.note(peer, receipt)
+    def _frame(self, peer: Peer, data: bytes, now: float) -> int:
+        """Look at a frame of a peer; returns what that took, beside its bytes."""
+        if peer.seals is not None:
+            opened = peer.seals.open(data)
+            if opened is None:
+                self._turned_away += 1  # somebody else's word, or of another handshake
+                return _ITEM
+            data = opened
+        wire = decode(data)
+        if isinstance(wire, Goodbye):
+            assert peer.connection is not None or not peer.gone
+            if peer.connection is not None:
+                self._goodbye(peer.connection, peer, now)
+            return _ITEM
+        if not isinstance(wire, Frame):
+            raise RemoteProtocolError(f"a {type(wire).__name__} from a client that has joined")
+        items, acknowledged = peer.link.receive(wire, now)
+        self._taken_over(peer, acknowledged)
+        if items:
+            peer.items.extend(items)
+            peer.receipt = Receipt(wire.number)
+        return len(items)
 
-    def _other(self, peer: Peer, item: object) -> None:
+    def _taken_over(self, peer: Peer, number: int) -> None:
+        peer.taken_over(number)
+        self._dirty.add(peer)
+        if self._can_answer(peer):
+            self._to_do.add(peer)
+
+    def _do(self, peer: Peer, item: Item) -> int:
+        """Do one thing that a peer has said; returns how many units it took."""
+        if peer.gone:
+            assert isinstance(item, Run)  # of its will
+            return self._pass_on(peer, item, Receipt(0))
+        receipt = peer.receipt
+        assert receipt is not None
+        self._grown[peer.grants] = None
+        if isinstance(item, Run):
+            run = self._screening.run(peer, item)
+            spent = _MESSAGE * len(item.messages) if peer.grants.checks_sources else 0
+            return spent + (self._pass_on(peer, run, receipt) if run.messages else _ITEM)
+        return _ITEM + self._other(peer, item)
+
+    def _other(self, peer: Peer, item: Item) -> int:
         if isinstance(item, Subscribe | Fetch | Question) and peer.backlog.is_overdrawn:
             raise RemoteProtocolError(f"peer {peer.name!r} asks, and does not take the answers")
         if isinstance(item, Subscribe):
-            self._subscribe(peer, item)
-        elif isinstance(item, Unsubscribe):
-            if peer.subscriptions.pop(item.subscription, None) is not None:
-                self._routes.changed()
-        elif isinstance(item, Provide):
-            self._provide(peer, item)
+            return self._subscribe(peer, item)
+        if isinstance(item, Provide):
+            return self._provide(peer, item)
+        if isinstance(item, Unsubscribe):
+            subscription = peer.remove(item.subscription)
+            if subscription is not None:
+                self._routes.remove(peer, subscription)
+                return _PATTERN * len(subscription.patterns)
         elif isinstance(item, Fetch):
             if item.subscription in peer.subscriptions:
                 self._snapshots.fetch(peer, item.subscription, item.stem)
         elif isinstance(item, Snapshot):
             messages = self._screening.messages(peer, item.stem, item.messages)
             self._snapshots.take(peer, item, messages)
+            return _MESSAGE * len(item.messages)
         elif isinstance(item, Lost):
-            self._pass_on_lost(peer, item.stems)
+            return self._pass_on_lost(peer, item.stems)
         elif isinstance(item, Will):
-            peer.will = [self._screening.run(peer, run) for run in item.runs]
+            self._leave_will(peer, item)
+            return _MESSAGE * len(item.runs)
         elif isinstance(item, Standing):
             stand(peer, item)
+            return _ROW * len(item.rows)
         elif isinstance(item, Question):
-            self._question(peer, item)
+            return self._question(peer, item)
         else:
             raise RemoteProtocolError(f"a {type(item).__name__} from a client")
+        return 0
 
-    def _pass_on(self, peer: Peer, run: Run, receipt: Receipt) -> None:
+    def _leave_will(self, peer: Peer, item: Will) -> None:
+        will = [*peer.will] if item.more else []
+        will += [self._screening.run(peer, run) for run in item.runs]
+        size_bytes = sum(len(run.stem) + sum(map(len, run.messages)) for run in will)
+        if len(will) > MAX_WILL_RUNS or size_bytes > MAX_WILL_BYTES:
+            raise RemoteProtocolError(
+                f"a will of {len(will)} runs and {size_bytes} bytes, expected at most "
+                f"{MAX_WILL_RUNS} and {MAX_WILL_BYTES}"
+            )
+        peer.will, peer.will_bytes = will, size_bytes
+
+    def _pass_on(self, peer: Peer, run: Run, receipt: Receipt) -> int:
         count = len(run.messages)
         category = self._screening.category(run.stem)
         peer.published[category] = peer.published.get(category, 0) + count
         size_bytes = sum(map(len, run.messages))
         self._history.remember(run, size_bytes)
-        if run.reliable:
-            for reader in self._routes.of(run.stem):
-                if not reader.backlog.put(run, size_bytes, count, receipt):
-                    self._cut_off(reader)
-                self._dirty[reader] = None
-            if self._settlement.waits:
-                self._settlement.keep(run, size_bytes, receipt)
-        else:
-            for reader in self._routes.of(run.stem):
+        readers = self._routes.of(run.stem)
+        for reader in readers:
+            if not run.reliable:
                 reader.backlog.put_state(run, size_bytes)
-                self._dirty[reader] = None
+            elif not reader.backlog.put(run, size_bytes, count, receipt):
+                self._cut_off(reader)
+            self._dirty.add(reader)
+            self._grown[reader.grants] = None
+        if run.reliable and self._settlement.waits:
+            self._settlement.keep(run, size_bytes, receipt)
+        return _ITEM + _READER * len(readers)
 
-    def _pass_on_lost(self, peer: Peer, stems: list[str]) -> None:
+    def _pass_on_lost(self, peer: Peer, stems: Sequence[str]) -> int:
+        spent = 0
         for stem in stems:
             if self._screening.category(stem) == "state" and peer.grants.may_publish(stem):
-                for reader in self._routes.of(stem):
+                readers = self._routes.of(stem)
+                spent += _ITEM + _READER * len(readers)
+                for reader in readers:
                     reader.backlog.put_lost(stem)
-                    self._dirty[reader] = None
+                    self._dirty.add(reader)
+        return spent
 
     def _cut_off(self, peer: Peer) -> None:
         peer.drop_reliable()
         for subscription in peer.subscriptions.values():
             if not subscription.only_state and not subscription.cut:
+                self._routes.cut(peer, subscription)
                 subscription.cut = True
                 peer.cut_off += 1
-        self._routes.changed()
         reason = (
             f"more than {self._bounds.reliable_messages} reliable messages or "
             f"{self._bounds.reliable_bytes} bytes of them were left untaken at the hub"
@@ -395,29 +637,25 @@ class Hub:
 
     # -- subscriptions and questions ----------------------------------------------------------
 
-    def _subscribe(self, peer: Peer, item: Subscribe) -> None:
+    def _subscribe(self, peer: Peer, item: Subscribe) -> int:
         number = item.subscription
-        if len(peer.subscriptions) >= _MAX_SUBSCRIPTIONS:
-            refused = f"{_MAX_SUBSCRIPTIONS} subscriptions are the most that one peer may have"
-            peer.backlog.put_subscribed(Subscribed(number, [], refused=refused))
-            return
-        if len(item.name) > MAX_NAME or len(item.patterns) > _MAX_PATTERNS:
-            refused = f"expected a name of {MAX_NAME} letters and {_MAX_PATTERNS} patterns at most"
-            peer.backlog.put_subscribed(Subscribed(number, [], refused=refused))
-            return
+        refused = self._why_not(peer, item)
         try:
-            patterns = parse(item.patterns)
+            patterns = parse(item.patterns) if not refused else ()
         except LocalProtocolError as error:
-            peer.backlog.put_subscribed(Subscribed(number, [], refused=str(error)))
-            return
+            refused = str(error)
+        if refused:
+            peer.backlog.put_subscribed(Subscribed(number, [], refused=refused[:MAX_NAME]))
+            self._dirty.add(peer)
+            return 0
+        before = peer.remove(number)
+        if before is not None:
+            self._routes.remove(peer, before)
         subscription = Subscription(number, item.name, patterns)
-        peer.subscriptions[number] = subscription
-        self._routes.changed()
-        streams = [
-            stem
-            for stem in self._snapshots.provided
-            if subscription.covers(stem) and peer.grants.may_hear(stem)
-        ]
+        peer.add(subscription)
+        self._routes.add(peer, subscription)
+        provided = self._snapshots.covered(tuple(pattern.text for pattern in patterns))
+        streams = [stem for stem in provided if peer.grants.may_hear(stem)]
         complete = not item.resumed or self._settlement.waits or subscription.only_state
         peer.backlog.put_subscribed(Subscribed(number, streams, complete))
         if item.resumed:
@@ -429,37 +667,66 @@ class Hub:
                         break
         for stem in streams:
             self._snapshots.fetch(peer, number, stem)
+        self._dirty.add(peer)
+        return _PATTERN * len(patterns) + _STREAM * len(streams)
 
-    def _provide(self, peer: Peer, item: Provide) -> None:
+    def _why_not(self, peer: Peer, item: Subscribe) -> str:
+        """Why a subscription is refused; nothing if it is not."""
+        if len(peer.subscriptions) >= _MAX_SUBSCRIPTIONS:
+            return f"{_MAX_SUBSCRIPTIONS} subscriptions are the most that one peer may have"
+        if len(item.name) > MAX_NAME:
+            return f"expected a name of {MAX_NAME} letters at most"
+        if peer.grants is not EVERYTHING:
+            there = sum(p.num_patterns for p in self._peers.with_grants(peer.grants))
+            if there + len(item.patterns) > MAX_KEY_PATTERNS:
+                return f"{MAX_KEY_PATTERNS} patterns are the most that all with one key may have"
+        return ""
+
+    def _provide(self, peer: Peer, item: Provide) -> int:
         self._screening.category(item.stem)
         if not self._screening.may_publish(peer, item.stem):
-            return
+            return 0
         self._snapshots.provide(peer, item.stem)
+        spent = _STREAM
         if item.resumed:
             for reader in self._routes.of(item.stem):
                 for subscription in reader.subscriptions.values():
+                    spent += len(subscription.patterns)
                     if subscription.covers(item.stem):
                         self._snapshots.fetch(reader, subscription.number, item.stem)
+        return spent
 
-    def _question(self, peer: Peer, question: Question) -> None:
-        answers: Iterable[Answer]
+    def _question(self, peer: Peer, question: Question) -> int:
+        """Begin to answer, instead of what was asked before."""
+        spent = 0
         if question.about == "history":
-            answers = answer_history(question, self._history, peer.grants)
+            peer.answer = answer_history(question, self._history, peer.grants)
         elif question.about == "statistics":
             if peer.grants.may_hear_all:
                 told = self.statistics()
             else:
-                told = statistics([p for p in self._peers if p.grants is peer.grants], Gone())
-            answers = answer_statistics(question, told)
+                told = statistics(self._peers.with_grants(peer.grants), Gone())
+            peer.answer = answer_statistics(question, told)
+            spent = _ROW * len(told.subscriptions)
         else:
-            answers = [Answer(question.number, [], True)]
-        for answer in answers:
+            peer.answer = iter((Answer(question.number, [], True),))
+        return spent
+
+    def _go_on_answering(self, peer: Peer) -> int:
+        assert peer.answer is not None
+        answer = next(peer.answer, None)
+        if answer is not None:
             peer.backlog.put(answer, sum(map(len, answer.parts)))
+            if answer.last:
+                peer.answer = None
+            self._dirty.add(peer)
+        return _ANSWER
 
     # -- pieces -------------------------------------------------------------------------------
 
     def _has_to_send(self, peer: Peer) -> None:
-        self._dirty[peer] = None
+        self._dirty.add(peer)
+        self._grown[peer.grants] = None
 
     def _told(self, peer: Peer, reason: str) -> None:
         self._has_to_send(peer)
@@ -470,3 +737,8 @@ class Hub:
 
     def _event(self, name: str, **facts: Any) -> None:
         self.events.append(HubEvent(name, facts))
+
+
+def _is_hello(data: bytes) -> bool:
+    """Whether a frame looks like a hello: its tag is the first element of an array."""
+    return data[1:3] == b"\xa1H"

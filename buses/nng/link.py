@@ -5,14 +5,17 @@ in order, as long as both ends live. Each end acknowledges what it has taken ove
 ``window`` frames are on their way. So frames fill up while one waits for the other end: at low load
 each message travels at once, and at high load many travel together.
 
-Owns the numbers and the timers. It must not know what items are, or how bytes travel.
+Owns the numbers, the timers, and the item that is being put together from pieces. It must not know
+what items are, or how bytes travel.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from hear.buses.nng.frames import Frame, Item, encode
+from hear.buses.nng.frames import MAX_ITEM_BYTES, Frame, Item, Piece, encode, join
+from hear.errors import RemoteProtocolError
 
 MEMBER_WINDOW = 16
 """Frames on their way to the hub. A client's own socket has a queue for more than these."""
@@ -44,10 +47,29 @@ class _Sent:
 class Link:
     """One end of a link."""
 
-    def __init__(self, *, window: int, now: float, owe_most: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        window: int,
+        now: float,
+        owe_most: int = 1,
+        from_hub: bool = True,
+        room: Callable[[int], bool] = lambda size_bytes: True,
+    ) -> None:
         """``window`` frames may be on their way; every ``owe_most`` frames that come, the other
-        end is told so, which has to be well before its own window is full."""
+        end is told so, which has to be well before its own window is full.
+
+        What comes is ``from_hub``, or from a client. ``room`` says whether an item of so many bytes
+        may come in pieces now; its first piece is not taken over before, and comes again.
+        """
         self._window = window
+        self._from_hub = from_hub
+        self._room = room
+        self._pieces: list[bytes] = []
+        self._missing_bytes = 0
+        self.assembly_bytes = 0
+        """Size of the item of which some pieces have come."""
+        self.assembly_since_s = inf
         self._number = 0
         self._unacknowledged: deque[_Sent] = deque()
         self._retry_s = inf
@@ -95,7 +117,11 @@ class Link:
         return self._bare(now) if now >= self._acknowledge_s else None
 
     def receive(self, frame: Frame, now: float) -> tuple[list[Item], int]:
-        """Take over a frame; returns the items that are new, and the number acknowledged by it."""
+        """Take over a frame; returns the items that are new, and the number acknowledged by it.
+
+        Raises:
+            RemoteProtocolError: pieces do not make up an item.
+        """
         self.heard_s = now
         acknowledged = self._acknowledge(frame.ack, now)
         if frame.number == 0:
@@ -105,8 +131,36 @@ class Link:
         self._acknowledge_s = now if enough else min(self._acknowledge_s, now + ACKNOWLEDGE_S)
         if frame.number != self.received + 1:
             return [], acknowledged  # seen before, or one before it is missing and will come again
+        if frame.items and isinstance(frame.items[0], Piece):
+            return self._piece(frame, frame.items[0], now), acknowledged
+        if self._pieces:
+            raise RemoteProtocolError(f"frame {frame.number} comes between pieces of an item")
         self.received = frame.number
         return frame.items, acknowledged
+
+    def _piece(self, frame: Frame, piece: Piece, now: float) -> list[Item]:
+        if len(frame.items) != 1 or not piece.data:
+            raise RemoteProtocolError(f"frame {frame.number}: expected one piece, not empty")
+        if not self._pieces:
+            if not len(piece.data) < piece.size_bytes <= MAX_ITEM_BYTES:
+                raise RemoteProtocolError(
+                    f"pieces of {piece.size_bytes} bytes, expected more than one and at most "
+                    f"{MAX_ITEM_BYTES} bytes"
+                )
+            if not self._room(piece.size_bytes):
+                return []
+            self.assembly_bytes = self._missing_bytes = piece.size_bytes
+            self.assembly_since_s = now
+        if piece.size_bytes != self.assembly_bytes or len(piece.data) > self._missing_bytes:
+            raise RemoteProtocolError(f"frame {frame.number}: a piece of another item")
+        self.received = frame.number
+        self._pieces.append(piece.data)
+        self._missing_bytes -= len(piece.data)
+        if self._missing_bytes:
+            return []
+        pieces, self._pieces = self._pieces, []
+        self.assembly_bytes, self.assembly_since_s = 0, inf
+        return [join(b"".join(pieces), from_hub=self._from_hub)]
 
     def due(self, now: float) -> list[bytes]:
         """What has to be sent by now: frames again, or a sign of life."""
@@ -143,6 +197,11 @@ class Link:
         self._retry_pause_s = FIRST_RETRY_S
         self._retry_s = now + FIRST_RETRY_S if self._unacknowledged else inf
         return [sent.data for sent in self._unacknowledged]
+
+    def send_again(self, now: float) -> None:
+        """Have what is not acknowledged sent as soon as ``due`` is asked."""
+        if self._unacknowledged:
+            self._retry_s, self._retry_pause_s = now, FIRST_RETRY_S / 2
 
     def _acknowledge(self, number: int, now: float) -> int:
         while self._unacknowledged and self._unacknowledged[0].number <= number:

@@ -6,16 +6,22 @@ connection, where the link goes on, and a hub that was started anew, where all o
 What it keeps is bounded: with too much of it unsettled no more is sent, and waits to be sent until
 that is too much as well.
 
+With a key it takes nothing from a hub that has not shown that it holds the key too: it answers a
+challenge, the welcome has to prove the secret over both numbers, and from then on each frame is
+sealed. A hub that welcomes without a challenge, as one without keys does, is refused.
+
 It must not know what a message means, nor who reads it. It is told what came and when, and says
 what to send.
 """
 
+import hmac
 from collections import deque
 from typing import Final, Literal
 
-from hear.buses.nng.access import KeyFile, prove
+from hear.buses.nng.access import Handshake, KeyFile, new_nonce
 from hear.buses.nng.backlog import Backlog, Bounds
 from hear.buses.nng.frames import (
+    FRAME_FILL_BYTES,
     LINK_VERSION,
     Challenge,
     Frame,
@@ -34,8 +40,10 @@ from hear.buses.nng.frames import (
     Will,
     decode,
     encode,
+    size_of,
 )
 from hear.buses.nng.link import HUB_WINDOW, MEMBER_WINDOW, Link
+from hear.buses.nng.seal import Seals, is_sealed
 from hear.errors import BusError, RemoteProtocolError
 
 HELLO_S: Final = 0.1
@@ -75,6 +83,9 @@ class Member:
         self._subscriptions: dict[int, Subscribe] = {}
         self._provided: dict[str, None] = {}
         self._questions: dict[int, Question] = {}
+        self._handshake: Handshake | None = None  # the challenge that was answered last
+        self._nonce = new_nonce() if key else b""
+        self._seals: Seals | None = None
         self._will: list[Run] = []
         self._unsettled: deque[tuple[int, list[Run], int, int]] = deque()
         self._unsettled_messages = 0
@@ -124,8 +135,9 @@ class Member:
         self._put_will()
 
     def ask(self, question: Question) -> None:
-        """Ask the hub something; a hub that takes its place is asked again."""
-        self._questions[question.number] = question
+        """Ask the hub something; a hub that takes its place is asked again. A hub answers one
+        question at a time, and an earlier one not any more."""
+        self._questions = {question.number: question}
         self._backlog.put(question)
 
     def forget(self, question: int) -> None:
@@ -148,33 +160,50 @@ class Member:
 
     def receive(self, data: bytes, now: float) -> list[Item]:
         """Take in what came; returns the items that are for the bus."""
+        sealed = is_sealed(data)
+        if sealed:
+            opened = self._seals.open(data) if self._seals is not None else None
+            if opened is None:
+                self.unreadable += 1
+                return []
+            data = opened
         try:
             wire = decode(data)
+            if isinstance(wire, Frame):
+                return self._frame(wire, now) if self._connected and self._trusts(sealed) else []
         except RemoteProtocolError:
             self.unreadable += 1
             return []
-        if isinstance(wire, Frame):
-            return self._frame(wire, now) if self._connected else []
         if isinstance(wire, Welcome):
             self._welcome(wire, now)
         elif isinstance(wire, Challenge):
             self._answer(wire, now)
         elif isinstance(wire, Refused):
-            self.refusal = wire.reason
-            if wire.final:
-                self.phase = "refused"
+            self._refused(wire)
         elif isinstance(wire, Stranger):
             self._connected = False
-        elif isinstance(wire, Goodbye):
+        elif isinstance(wire, Goodbye) and self._trusts(sealed):
             self._connected = False
             self._hello_s = now + HELLO_S
             if self.phase == "leaving":
                 self.phase = "left"
         return []
 
+    def _trusts(self, sealed: bool) -> bool:
+        """Whether this is from the hub: with a key, only what is sealed."""
+        return sealed or self._key is None
+
+    def _refused(self, refused: Refused) -> None:
+        # Whoever is on the way can say so too. A member that has joined goes on asking, so that
+        # nothing but the connection is lost by it.
+        self.refusal = refused.reason
+        if refused.final and (self.phase == "joining" or self._key is None):
+            self.phase = "refused"
+
     def reconnected(self, now: float) -> None:
         """The connection is another one."""
         self._connected = False
+        self._handshake = None
         self._hello_s = now
         self._link.heard_s = now
 
@@ -185,6 +214,11 @@ class Member:
     def poll(self, now: float) -> list[bytes]:
         """What to send now."""
         output, self._output = self._output, []
+        more = self._poll(now)
+        return output + more
+
+    def _poll(self, now: float) -> list[bytes]:
+        output: list[bytes] = []
         if self.phase in ("refused", "left"):
             return output
         if not self._connected:
@@ -195,24 +229,26 @@ class Member:
         if self.phase == "leaving":  # the hub has to know who leaves, so it is joined before
             if now >= self._hello_s:
                 self._hello_s = now + HELLO_S
-                output.append(encode(Goodbye()))
+                output.append(self._seal(encode(Goodbye())))
             return output
         link = self._link
         while self._backlog and link.can_send and self._may_send_more():
-            items, _ = self._backlog.take()
-            data = link.send(items, now)
-            output.append(data)
-            kept = [item for item in items if isinstance(item, Run) and item.reliable]
-            if kept:
-                messages = sum(len(run.messages) for run in kept)
-                self._unsettled.append((link.number, kept, messages, len(data)))
+            load = self._backlog.take()
+            output.append(self._seal(link.send(load.items, now)))
+            if load.runs:
+                messages = sum(len(run.messages) for run in load.runs)
+                size_bytes = sum(sum(map(len, run.messages)) for run in load.runs)
+                self._unsettled.append((link.number, load.runs, messages, size_bytes))
                 self._unsettled_messages += messages
-                self._unsettled_bytes += len(data)
-        output.extend(link.due(now))
+                self._unsettled_bytes += size_bytes
+        output.extend(map(self._seal, link.due(now)))
         acknowledgement = link.acknowledgement(now)
         if acknowledgement is not None:
-            output.append(acknowledgement)
+            output.append(self._seal(acknowledgement))
         return output
+
+    def _seal(self, data: bytes) -> bytes:
+        return data if self._seals is None else self._seals.seal(data)
 
     def next_due(self) -> float:
         """When ``poll`` has to be called next, if nothing happens before."""
@@ -280,22 +316,41 @@ class Member:
             key=self._key.name if self._key else "",
             proof=proof,
             answers=answers,
+            nonce=self._nonce,
         )
 
     def _answer(self, challenge: Challenge, now: float) -> None:
         if self._connected:
             return  # it answers a hello that was said twice
         if self._key is None:
-            self.phase = "refused"
+            if self.phase == "joining":
+                self.phase = "refused"
             self.refusal = "the hub asks for a key, and none was given"
             return
-        secret = bytes.fromhex(self._key.secret)
-        proof = prove(secret, challenge.nonce, self._session, self.name)
+        answered = self._handshake
+        if answered is None or answered.hub_nonce != challenge.nonce:
+            # A number for each handshake, so that no welcome of an earlier one fits.
+            self._nonce = new_nonce()
+            answered = self._handshake = Handshake(
+                client_nonce=self._nonce,
+                hub_nonce=challenge.nonce,
+                key=self._key.name,
+                session=self._session,
+                name=self.name,
+            )
+        proof = answered.prove_client(bytes.fromhex(self._key.secret))
         self._output.append(encode(self._hello(proof, challenge.nonce)))
         self._hello_s = now + 10 * HELLO_S  # the answer must not be taken for another attempt
 
     def _welcome(self, welcome: Welcome, now: float) -> None:
         if self._connected:
+            return
+        if self._key is not None and not self._is_proven(welcome, self._key):
+            # Tried again all the same: it may have been somebody else's word, said in between.
+            self.refusal = (
+                f"who answers does not prove that it holds the key {self._key.name!r}: it is not "
+                "the hub, or a hub without keys or with another secret"
+            )
             return
         if welcome.resumed and not (
             welcome.hub == self._stay and self._link.can_resume(welcome.received)
@@ -308,9 +363,23 @@ class Member:
         if self.phase == "joining":
             self.phase = "joined"
         if welcome.resumed:
-            self._output.extend(self._link.resume(welcome.received, now))
+            self._output.extend(map(self._seal, self._link.resume(welcome.received, now)))
         else:
             self._begin_anew(welcome.hub, now)
+
+    def _is_proven(self, welcome: Welcome, key: KeyFile) -> bool:
+        """Whether a welcome is from who holds the key; from then on frames are sealed."""
+        handshake = self._handshake
+        if handshake is None:
+            return False
+        secret = bytes.fromhex(key.secret)
+        expected = handshake.prove_hub(secret, welcome.hub, welcome.resumed, welcome.received)
+        if not hmac.compare_digest(expected, welcome.proof):
+            return False
+        keys = handshake.seals(secret)
+        if self._seals is None or self._seals.keys != keys:
+            self._seals = Seals(*keys)  # else it is said twice, and counts go on
+        return True
 
     def _begin_anew(self, stay: str, now: float) -> None:
         """Tell a hub that knows nothing of this member all that it has to know."""
@@ -333,14 +402,13 @@ class Member:
         for _, runs, *_ in unsettled:
             for run in runs:
                 self._put_run(run)
-        while waiting:
-            # What is no message was said to the hub that is gone, and has been said again above.
-            for left in waiting.take()[0]:
-                if isinstance(left, Run):
-                    self._put_run(left)
-                elif isinstance(left, Lost):
-                    for stem in left.stems:
-                        self._backlog.put_lost(stem)
+        for left in waiting.drain():
+            # All but messages was said to the hub that is gone, and has been said again above.
+            if isinstance(left, Run):
+                self._put_run(left)
+            elif isinstance(left, Lost):
+                for stem in left.stems:
+                    self._backlog.put_lost(stem)
         self._backlog.dropped += waiting.dropped
 
     def _put_run(self, run: Run) -> None:
@@ -351,5 +419,15 @@ class Member:
             self._backlog.put_state(run, size_bytes)
 
     def _put_will(self) -> None:
-        size_bytes = sum(sum(map(len, run.messages)) for run in self._will)
-        self._backlog.put(Will(self._will), size_bytes)
+        """Leave the will, in as many parts as frames want."""
+        part: list[Run] = []
+        size_bytes = 0
+        more = False
+        for run in self._will:
+            run_bytes = size_of(run)
+            if part and size_bytes + run_bytes > FRAME_FILL_BYTES // 2:
+                self._backlog.put(Will(part, more), size_bytes)
+                part, size_bytes, more = [], 0, True
+            part.append(run)
+            size_bytes += run_bytes
+        self._backlog.put(Will(part, more), size_bytes)

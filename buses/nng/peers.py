@@ -12,9 +12,14 @@ from math import inf
 
 from hear.buses.nng.access import Grants
 from hear.buses.nng.backlog import Backlog, Receipt
-from hear.buses.nng.frames import Run
+from hear.buses.nng.frames import Answer, Item, Run
 from hear.buses.nng.link import Link
+from hear.buses.nng.seal import Seals
 from hear.subjects import Pattern
+
+_PEER_BYTES = 16 << 10  # what a peer takes that does nothing
+_TEXT_BYTES = 128  # what a text that is kept takes beside its letters
+_PATTERN_BYTES = 1_024  # and a pattern, in both indexes
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +40,11 @@ class Subscription:
         """Whether it hears nothing that is reliable."""
         return all(pattern.text.startswith("state.") for pattern in self.patterns)
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory, about."""
+        return _TEXT_BYTES + sum(_PATTERN_BYTES + len(p.text) for p in self.patterns)
+
 
 def covers(patterns: tuple[Pattern, ...], stem: str) -> bool:
     """Whether messages of a stem may match one of the patterns."""
@@ -52,10 +62,28 @@ class Peer:
     grants: Grants
     link: Link
     backlog: Backlog
+    seals: Seals | None = None
+    """What frames of this connection are sealed with; None without keys."""
     connection: int | None = None
     away_since_s: float = inf
     subscriptions: dict[int, Subscription] = field(default_factory=dict)
+    inbox: deque[bytes] = field(default_factory=deque)
+    """Frames that have come and were not looked at yet."""
+    inbox_bytes: int = 0
+    items: deque[Item] = field(default_factory=deque)
+    """What is left to do of the frame that was looked at last."""
+    receipt: Receipt | None = None
+    """Of that frame."""
+    answer: Iterator[Answer | None] | None = None
+    """The answer to its question, as far as it has not been given; None where it takes time."""
     will: list[Run] = field(default_factory=list)
+    will_bytes: int = 0
+    subscription_bytes: int = 0
+    num_patterns: int = 0
+    provides: dict[str, None] = field(default_factory=dict)
+    """Streams whose snapshots it answers for."""
+    text_bytes: int = 0
+    """Letters of the streams that it provides and of the snapshots that it waits for."""
     rows: list[tuple[str, int, int, int]] = field(default_factory=list)
     lagged: int = 0
     cut_off: int = 0
@@ -65,10 +93,43 @@ class Peer:
     """Snapshots that it asked for and that are not being fetched yet: stem, subscription."""
     tickets: set[int] = field(default_factory=set)
     """Snapshots that are being fetched for it."""
-    on_their_way: deque[tuple[int, list[Receipt]]] = field(default_factory=deque)
+    on_their_way: deque[tuple[int, int, list[Receipt]]] = field(default_factory=deque)
+    """Frames that it has not taken over: number, bytes, receipts."""
+    on_their_way_bytes: int = 0
     unsettled: deque[Receipt] = field(default_factory=deque)
     denials: set[str] = field(default_factory=set)
     left: bool = False
+    gone: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """What is kept for it, about."""
+        texts = len(self.provides) + len(self.wants) + len(self.denials) + len(self.rows)
+        return (
+            _PEER_BYTES
+            + self.backlog.size_bytes
+            + 2 * self.on_their_way_bytes  # nng has a copy
+            + self.inbox_bytes
+            + self.link.assembly_bytes
+            + self.will_bytes
+            + self.subscription_bytes
+            + self.text_bytes
+            + 2 * _TEXT_BYTES * texts
+        )
+
+    def add(self, subscription: Subscription) -> None:
+        """It subscribes."""
+        self.subscriptions[subscription.number] = subscription
+        self.subscription_bytes += subscription.size_bytes
+        self.num_patterns += len(subscription.patterns)
+
+    def remove(self, number: int) -> Subscription | None:
+        """It subscribes no more; returns what it had subscribed to."""
+        subscription = self.subscriptions.pop(number, None)
+        if subscription is not None:
+            self.subscription_bytes -= subscription.size_bytes
+            self.num_patterns -= len(subscription.patterns)
+        return subscription
 
     @property
     def num_lagged(self) -> int:
@@ -78,14 +139,16 @@ class Peer:
     def taken_over(self, number: int) -> None:
         """It has taken over what went out in frames up to ``number``."""
         while self.on_their_way and self.on_their_way[0][0] <= number:
-            for receipt in self.on_their_way.popleft()[1]:
+            _, size_bytes, receipts = self.on_their_way.popleft()
+            self.on_their_way_bytes -= size_bytes
+            for receipt in receipts:
                 receipt.open -= 1
 
     def drop_reliable(self) -> None:
         """It will not get the reliable messages that wait for it, and nobody waits for it."""
         for receipt in self.backlog.drop_reliable():
             receipt.open -= 1
-        for _, receipts in self.on_their_way:
+        for _, _, receipts in self.on_their_way:
             for receipt in receipts:
                 receipt.open -= 1
             receipts.clear()
@@ -98,6 +161,7 @@ class Peers:
         self._by_session: dict[str, Peer] = {}
         self._by_name: dict[tuple[Grants, str], Peer] = {}
         self._by_connection: dict[int, Peer] = {}
+        self._by_grants: dict[Grants, dict[Peer, None]] = {}
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._by_session.values()))
@@ -120,7 +184,11 @@ class Peers:
 
     def count(self, grants: Grants) -> int:
         """How many hold a key."""
-        return sum(peer.grants is grants for peer in self._by_session.values())
+        return len(self._by_grants.get(grants, ()))
+
+    def with_grants(self, grants: Grants) -> list[Peer]:
+        """Those who hold a key."""
+        return list(self._by_grants.get(grants, ()))
 
     def at(self, connection: int) -> Peer | None:
         """Who speaks over a connection."""
@@ -129,11 +197,13 @@ class Peers:
     def add(self, peer: Peer, connection: int) -> None:
         """A peer has joined over a connection."""
         self._by_session[peer.session] = self._by_name[peer.grants, peer.name] = peer
+        self._by_grants.setdefault(peer.grants, {})[peer] = None
         self.attach(peer, connection)
 
     def remove(self, peer: Peer) -> None:
         """A peer is gone for good."""
         self._by_session.pop(peer.session, None)
+        self._by_grants.get(peer.grants, {}).pop(peer, None)
         if self._by_name.get((peer.grants, peer.name)) is peer:
             del self._by_name[peer.grants, peer.name]
         if peer.connection is not None:

@@ -3,13 +3,22 @@
 Who may hear everything is told of everybody; anyone else of those with the same key alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from hear.buses.nng.access import Grants
-from hear.buses.nng.frames import FRAME_FILL_BYTES, Answer, Question, Standing
+from hear.buses.nng.frames import (
+    FRAME_FILL_BYTES,
+    MAX_NAME,
+    MAX_PATTERN_BYTES,
+    MAX_PATTERNS,
+    MAX_ROWS,
+    Answer,
+    Question,
+    Standing,
+)
 from hear.buses.nng.history import History
 from hear.buses.nng.peers import Peer
 from hear.buses.nng.screening import CATEGORIES
@@ -18,7 +27,6 @@ from hear.seams import BusStatistics, SubscriptionStatistics
 from hear.subjects import Pattern
 
 _MAX_COUNT: Final = 2**53
-_MAX_ROWS: Final = 4_096
 
 
 class Gone:
@@ -35,20 +43,26 @@ class Gone:
         self.lagged += peer.num_lagged
 
 
-def parse(patterns: list[str]) -> tuple[Pattern, ...]:
-    """Patterns that a peer sent.
+def parse(patterns: Sequence[str]) -> tuple[Pattern, ...]:
+    """Patterns that a peer asks for, or sent.
 
     Raises:
-        LocalProtocolError: one is not a pattern.
+        LocalProtocolError: one is not a pattern, or they are too many or too long.
     """
+    size_bytes = sum(len(text.encode(errors="replace")) for text in patterns)
+    if len(patterns) > MAX_PATTERNS or size_bytes > MAX_PATTERN_BYTES:
+        raise LocalProtocolError(
+            f"{len(patterns)} patterns of {size_bytes} bytes in all, expected at most "
+            f"{MAX_PATTERNS} of {MAX_PATTERN_BYTES} bytes"
+        )
     return tuple(Pattern(text) for text in patterns)
 
 
 def stand(peer: Peer, standing: Standing) -> None:
     """Note what a peer says of its subscriptions."""
     peer.rows = [
-        (name, _count(queued), _count(received), _count(dropped))
-        for name, queued, received, dropped in standing.rows[:_MAX_ROWS]
+        (name[:MAX_NAME], _count(queued), _count(received), _count(dropped))
+        for name, queued, received, dropped in standing.rows[:MAX_ROWS]
     ]
     peer.lagged = _count(standing.lagged)
 
@@ -79,14 +93,15 @@ def statistics(peers: list[Peer], gone: Gone) -> BusStatistics:
     return BusStatistics(published=published, subscriptions=tuple(rows), lagged=lagged)
 
 
-def answer_history(question: Question, history: History, grants: Grants) -> Iterator[Answer]:
-    """What has passed that the patterns of a question match and that may be heard."""
+def answer_history(question: Question, history: History, grants: Grants) -> Iterator[Answer | None]:
+    """What has passed that the patterns of a question match and that may be heard, part by part;
+    None where a turn ends without one."""
     try:
-        patterns = parse(question.patterns)
+        patterns = tuple(pattern.text for pattern in parse(question.patterns))
     except LocalProtocolError:
         patterns = ()
-    for messages, last in history.tell(patterns, grants):
-        yield Answer(question.number, messages, last)
+    for told in history.tell(patterns, grants):
+        yield None if told is None else Answer(question.number, *told)
 
 
 def answer_statistics(question: Question, told: BusStatistics) -> Iterator[Answer]:

@@ -12,7 +12,17 @@ import structlog
 import trio
 
 from hear.buses.mailbox import Entry, Home, Mailbox
-from hear.buses.nng.frames import CutOff, Fetch, Lost, Run, SnapshotFor, Standing, Subscribed
+from hear.buses.nng.frames import (
+    FRAME_FILL_BYTES,
+    MAX_ROWS,
+    CutOff,
+    Fetch,
+    Lost,
+    Run,
+    SnapshotFor,
+    Standing,
+    Subscribed,
+)
 from hear.buses.nng.member import Member
 from hear.codec import decode
 from hear.errors import BusError, LaggedError, RemoteProtocolError
@@ -22,6 +32,8 @@ from hear.subjects import subject
 _log = structlog.get_logger("hear.bus")
 
 _MAX_ROUTES: Final = 16_384
+_MAX_ROUTE_STEM: Final = 256
+_ROW_BYTES: Final = 32
 _MAX_TRIES: Final = 3
 
 
@@ -141,10 +153,15 @@ class Readers:
 
     def standing(self) -> Standing:
         """How they fare."""
-        rows = [reader.statistics() for reader in self._entered.values()]
-        return Standing(
-            [(row.name, row.queued, row.received, row.dropped) for row in rows], self.lagged
-        )
+        rows: list[tuple[str, int, int, int]] = []
+        size_bytes = 0
+        for reader in self._entered.values():
+            row = reader.statistics()
+            size_bytes += len(row.name.encode(errors="replace")) + _ROW_BYTES
+            if len(rows) >= MAX_ROWS or size_bytes > FRAME_FILL_BYTES // 2:
+                break  # of the rest the hub knows what waits for them
+            rows.append((row.name, row.queued, row.received, row.dropped))
+        return Standing(rows, self.lagged)
 
     # -- what the hub says --------------------------------------------------------------------
 
@@ -217,11 +234,13 @@ class Readers:
     # -- pieces -------------------------------------------------------------------------------
 
     def _find_route(self, stem: str) -> _Route:
-        if len(self._routes) >= _MAX_ROUTES:
-            self._routes.clear()
-        route = self._routes[stem] = tuple(
+        route = tuple(
             (reader, reader.keyed()) for reader in self._live.values() if reader.covers(stem)
         )
+        if len(stem) <= _MAX_ROUTE_STEM:
+            if len(self._routes) >= _MAX_ROUTES:
+                self._routes.clear()
+            self._routes[stem] = route
         return route
 
     def _cut(self, reader: NngSubscription, reason: str) -> None:

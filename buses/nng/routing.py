@@ -6,7 +6,9 @@ what anybody subscribes to has changed.
 
 from typing import Final
 
-from hear.buses.nng.peers import Peer, Peers
+from hear.buses.nng.access import MAX_REMEMBERED_STEM
+from hear.buses.nng.index import PatternIndex
+from hear.buses.nng.peers import Peer, Subscription
 
 _MAX_ROUTES: Final = 16_384
 
@@ -14,8 +16,9 @@ _MAX_ROUTES: Final = 16_384
 class Routes:
     """The peers that hear a stem."""
 
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
+    def __init__(self) -> None:
+        self._of_state: PatternIndex[Peer] = PatternIndex()
+        self._of_reliable: PatternIndex[Peer] = PatternIndex()
         self._known: dict[str, tuple[Peer, ...]] = {}
 
     def of(self, stem: str) -> tuple[Peer, ...]:
@@ -23,21 +26,32 @@ class Routes:
         route = self._known.get(stem)
         return self._find(stem) if route is None else route
 
-    def changed(self) -> None:
-        """Someone subscribes to something else than before."""
+    def add(self, peer: Peer, subscription: Subscription) -> None:
+        """A peer subscribes."""
+        for pattern in subscription.patterns:
+            self._of_state.add(pattern.text, peer)
+            self._of_reliable.add(pattern.text, peer)
+        self._known.clear()
+
+    def cut(self, peer: Peer, subscription: Subscription) -> None:
+        """A subscription gets no reliable messages any more."""
+        for pattern in subscription.patterns:
+            self._of_reliable.remove(pattern.text, peer)
+        self._known.clear()
+
+    def remove(self, peer: Peer, subscription: Subscription) -> None:
+        """A peer subscribes no more."""
+        for pattern in subscription.patterns:
+            self._of_state.remove(pattern.text, peer)
+            if not subscription.cut:
+                self._of_reliable.remove(pattern.text, peer)
         self._known.clear()
 
     def _find(self, stem: str) -> tuple[Peer, ...]:
-        if len(self._known) >= _MAX_ROUTES:
-            self._known.clear()
-        reliable = not stem.startswith("state.")
-        route = self._known[stem] = tuple(
-            peer
-            for peer in self._peers
-            if peer.grants.may_hear(stem)
-            and any(
-                subscription.covers(stem) and not (reliable and subscription.cut)
-                for subscription in peer.subscriptions.values()
-            )
-        )
+        index = self._of_state if stem.startswith("state.") else self._of_reliable
+        route = tuple(peer for peer in index.find(stem) if peer.grants.may_hear(stem))
+        if len(stem) <= MAX_REMEMBERED_STEM:
+            if len(self._known) >= _MAX_ROUTES:
+                self._known.clear()
+            self._known[stem] = route
         return route

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Final
 
 from hear.buses.mailbox import STEM_TOKENS
+from hear.buses.nng.access import MAX_REMEMBERED_STEM
 from hear.buses.nng.frames import MAX_MESSAGE_BYTES, MAX_STEM, Denied, Run
 from hear.buses.nng.peers import Peer
-from hear.codec import decode
+from hear.codec import check_unambiguous, decode
 from hear.errors import LocalProtocolError, RemoteProtocolError
 from hear.subjects import Pattern, stem_of
 
@@ -60,7 +61,9 @@ class Screening:
                     f"a run on {stem[:80]!r} of more than {MAX_MESSAGE_BYTES} bytes"
                 )
             if len(messages[0]) > MAX_MESSAGE_BYTES:
-                self.deny(peer, f"a message on {stem} is larger than {MAX_MESSAGE_BYTES} bytes")
+                self.deny(
+                    peer, f"a message on {stem[:256]} is larger than {MAX_MESSAGE_BYTES} bytes"
+                )
                 return []
         if peer.grants.checks_sources:
             return [m for m in messages if self._is_own(peer, stem, m)]
@@ -70,7 +73,7 @@ class Screening:
         """Whether a peer may publish on a stem; it is told if not."""
         may = peer.grants.may_publish(stem)
         if not may:
-            self.deny(peer, f"the key does not grant to publish on {stem}")
+            self.deny(peer, f"the key does not grant to publish on {stem[:256]}")
         return may
 
     def deny(self, peer: Peer, reason: str) -> None:
@@ -85,11 +88,14 @@ class Screening:
         """Whether a message belongs to its run, and speaks under a name that is granted."""
         try:
             envelope = decode(message)
-        except RemoteProtocolError:
-            self.deny(peer, f"a message on {stem} is no envelope")
+            check_unambiguous(message)
+        except RemoteProtocolError as error:
+            self.deny(peer, f"a message on {stem[:256]} cannot be passed on: {error!s:.200}")
             return False
         if stem_of(envelope) != stem:
-            self.deny(peer, f"a message of {stem_of(envelope)[:256]} was sent as one of {stem}")
+            self.deny(
+                peer, f"a message of {stem_of(envelope)[:256]} was sent as one of {stem[:256]}"
+            )
             return False
         if not peer.grants.may_be(envelope.source):
             self.deny(peer, f"the key does not grant to speak as {envelope.source[:256]!r}")
@@ -109,7 +115,8 @@ class Screening:
             Pattern(stem)
         except LocalProtocolError as error:
             raise RemoteProtocolError(f"{stem[:80]!r} is no stem of a subject") from error
-        if len(self._categories) >= _MAX_REMEMBERED:
-            self._categories.clear()
-        self._categories[stem] = category
+        if len(stem) <= MAX_REMEMBERED_STEM:
+            if len(self._categories) >= _MAX_REMEMBERED:
+                self._categories.clear()
+            self._categories[stem] = category
         return category

@@ -1,8 +1,11 @@
 """The hub as a running thing: a socket, the clock, and the log."""
 
+import os
+import resource
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +13,7 @@ import structlog
 import trio
 
 from hear.buses.nng.access import Keyring, TlsFiles, load_keyring
-from hear.buses.nng.hub import Hub
+from hear.buses.nng.hub import Hub, HubEvent
 from hear.buses.nng.wire import HubWire
 from hear.clock import new_epoch
 from hear.nursery import unwrapped
@@ -20,6 +23,10 @@ _log = structlog.get_logger("hear.hub")
 _IDLE_S: Final = 0.05
 _TICK_S: Final = 0.005
 _STOP_S: Final = 0.2
+_LINES_A_SECOND: Final = 10
+_DESCRIPTORS: Final = 65_536
+_DESCRIPTORS_LOW: Final = 0.9
+_LOOK_S: Final = 1.0
 
 
 async def serve(
@@ -54,7 +61,7 @@ async def serve(
             await _carry(wire, hub)
         finally:
             hub.stop()
-            _send(wire, hub)
+            _send(wire, hub, _Log())
             with trio.move_on_after(_STOP_S, shield=True):
                 await trio.sleep(_STOP_S / 4)  # for nng's threads to send the last word
     finally:
@@ -63,23 +70,29 @@ async def serve(
 
 async def _carry(wire: HubWire, hub: Hub) -> None:
     """Hand on what comes as it comes, and do beside it what is due."""
+    log = _Log()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_keep_time, wire, hub)
+        nursery.start_soon(_keep_time, wire, hub, log)
+        nursery.start_soon(_watch_descriptors)
         while True:
             await wire.readable()
-            now = trio.current_time()
-            while frames := wire.receive():
+            while True:
+                now = trio.current_time()
+                frames = wire.receive()
+                _note_opened(wire, hub, now)
                 for connection, data in frames:
                     hub.receive(connection, data, now)
-                hub.flush(now)
-                _send(wire, hub)
+                hub.turn(now)
+                _send(wire, hub, log)
                 await trio.lowlevel.checkpoint()
-                now = trio.current_time()
+                if not frames and not hub.busy:
+                    break
 
 
-async def _keep_time(wire: HubWire, hub: Hub) -> None:
+async def _keep_time(wire: HubWire, hub: Hub, log: "_Log") -> None:
     while True:
         now = trio.current_time()
+        _note_opened(wire, hub, now)
         for connection in wire.closed():
             hub.closed(connection, now)
         hub.tick(now)
@@ -87,18 +100,73 @@ async def _keep_time(wire: HubWire, hub: Hub) -> None:
         for connection in to_close:
             wire.close_connection(connection)
             hub.closed(connection, now)
-        hub.flush(now)
-        _send(wire, hub)
+        while True:
+            hub.turn(now)
+            _send(wire, hub, log)
+            if not hub.busy:
+                break
+            await trio.lowlevel.checkpoint()
         await trio.sleep(min(max(hub.next_due() - now, _TICK_S), _IDLE_S))
 
 
-def _send(wire: HubWire, hub: Hub) -> None:
+def _note_opened(wire: HubWire, hub: Hub, now: float) -> None:
+    for connection, certificate in wire.opened():
+        hub.opened(connection, now, certificate)
+
+
+def _send(wire: HubWire, hub: Hub, log: "_Log") -> None:
     for connection, data in hub.output:
         wire.send(connection, data)  # what cannot be sent is sent again by the link
     hub.output.clear()
     for event in hub.events:
-        _log.info(event.name, **event.facts)
+        log.write(event, trio.current_time())
     hub.events.clear()
+
+
+class _Log:
+    """Writes events, of each kind so many a second. Strangers can make as many as they like, and a
+    line of the log takes longer than they do. How many were left out the next line says."""
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+        self._written: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+
+    def write(self, event: HubEvent, now: float) -> None:
+        if now >= self._began_s + 1.0:
+            self._began_s = now
+            self._written.clear()
+        if self._written[event.name] >= _LINES_A_SECOND:
+            self._left_out[event.name] += 1
+            return
+        self._written[event.name] += 1
+        left_out = self._left_out.pop(event.name, 0)
+        more = {"left_out": left_out} if left_out else {}
+        _log.info(event.name, **event.facts, **more)
+
+
+async def _watch_descriptors() -> None:
+    """Have as many descriptors as may be had, and say so before there are no more: then nobody new
+    can connect, and nng does not tell."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if limit > soft >= 0:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    low = False
+    while True:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        try:
+            used = os.dup(2)  # the lowest that is free, so about as many are in use
+            os.close(used)
+        except OSError:
+            used = limit
+        was_low, low = low, used > _DESCRIPTORS_LOW * limit
+        if low and not was_low:
+            _log.error("descriptors.low", used=used, limit=limit)
+        elif was_low and not low:
+            _log.info("descriptors.enough", used=used, limit=limit)
+        await trio.sleep(_LOOK_S)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hear.buses.nng.frames import Snapshot, SnapshotFor, Wanted
+from hear.buses.nng.index import StemIndex
 from hear.buses.nng.peers import Peer
 from hear.errors import RemoteProtocolError
 
@@ -39,6 +40,7 @@ class Snapshots:
         """``has_to_send`` is called with each peer that something was put in the backlog of."""
         self._has_to_send = has_to_send
         self._providers: dict[str, Peer] = {}
+        self._stems = StemIndex()  # of these
         self._tickets: dict[int, _Ticket] = {}
         self._fresh: dict[str, _Ticket] = {}  # of which no part has come, by stem
         self._begun: dict[str, _Ticket] = {}  # of which some have, by stem
@@ -52,6 +54,12 @@ class Snapshots:
         """The streams of which there are snapshots."""
         return list(self._providers)
 
+    def covered(self, patterns: tuple[str, ...]) -> list[str]:
+        """The streams among them that one of some patterns covers."""
+        return list(
+            dict.fromkeys(stem for pattern in patterns for stem in self._stems.covered(pattern))
+        )
+
     def provide(self, peer: Peer, stem: str) -> None:
         """A peer answers for a stream from now on.
 
@@ -61,9 +69,15 @@ class Snapshots:
         before = self._providers.get(stem)
         if before is peer:
             return
-        if sum(provider is peer for provider in self._providers.values()) >= _MAX_STREAMS:
+        if len(peer.provides) >= _MAX_STREAMS:
             raise RemoteProtocolError(f"more than {_MAX_STREAMS} streams are provided")
+        if before is None:
+            self._stems.add(stem)
+        else:
+            self._not_any_more(before, stem)
         self._providers[stem] = peer
+        peer.provides[stem] = None
+        peer.text_bytes += len(stem)
         asked = self._fresh.get(stem)
         if asked is not None:  # whoever was to answer may never do so
             self._close(asked)
@@ -78,7 +92,9 @@ class Snapshots:
         """
         if len(peer.wants) >= _MAX_WANTS:
             raise RemoteProtocolError(f"more than {_MAX_WANTS} snapshots are asked for")
-        peer.wants[stem, subscription] = None
+        if (stem, subscription) not in peer.wants:
+            peer.wants[stem, subscription] = None
+            peer.text_bytes += len(stem)
         self.go_on(peer)
 
     def go_on(self, peer: Peer) -> None:
@@ -91,6 +107,7 @@ class Snapshots:
         ):
             stem, subscription = next(iter(peer.wants))
             del peer.wants[stem, subscription]
+            peer.text_bytes -= len(stem)
             provider = self._providers.get(stem)
             if provider is None or not peer.grants.may_hear(stem):
                 backlog.put(SnapshotFor([subscription], stem, [], True))
@@ -126,14 +143,22 @@ class Snapshots:
 
     def forget(self, peer: Peer) -> None:
         """A peer is gone: what it provided and asked for goes."""
-        for stem in [s for s, provider in self._providers.items() if provider is peer]:
+        for stem in list(peer.provides):
             del self._providers[stem]
+            self._stems.remove(stem)
+            self._not_any_more(peer, stem)
+        peer.text_bytes -= sum(len(stem) for stem, _ in peer.wants)
         peer.wants.clear()
         for ticket in list(self._tickets.values()):
             for waits in [w for w in ticket.waiting if w[0] is peer]:
                 del ticket.waiting[waits]
             if ticket.provider is peer:
                 self._end(ticket, failed=True)
+
+    @staticmethod
+    def _not_any_more(peer: Peer, stem: str) -> None:
+        del peer.provides[stem]
+        peer.text_bytes -= len(stem)
 
     def _end(
         self, ticket: _Ticket, messages: list[bytes] | None = None, *, failed: bool = False

@@ -5,7 +5,13 @@ both ends wait for the descriptor that tells of messages, and then take without 
 there. Sockets are closed before the process ends: nng's threads do not survive the interpreter.
 
 The hub has one socket for all its peers. nng keeps at most three messages for one connection of it
-and silently drops more, which is why the link above has a window.
+and silently drops more, which is why the link above has a window. It takes in no message that is
+larger than a frame may be, from anybody.
+
+With TLS the certificate of the other end has to be signed by the authority, and, if it says what it
+may be used for, for the end where it is used: nng's TLS (Mbed TLS) checks that. Whose it is is
+checked here and at the hub: the one of the hub has the ``server_name`` as its common name, the one
+of a client the name of its key. So no client's can be the hub's.
 """
 
 import select
@@ -97,6 +103,9 @@ class ClientWire:
         _check(url, tls)
         self._url = url
         self._tls = _tls_config(tls, server=False)
+        self._hub_name = None if tls is None else tls.server_name or _host(url)
+        self.impostor: str | None = None
+        """Whose certificate was shown last by who was not the hub."""
         self._socket = self._dial()
         self._arrivals = _Arrivals(self._socket)
 
@@ -105,11 +114,13 @@ class ClientWire:
             socket = pynng.Pair1(
                 recv_buffer_size=_QUEUE,
                 send_buffer_size=_QUEUE,
-                recv_max_size=2 * MAX_FRAME_BYTES,
+                recv_max_size=MAX_FRAME_BYTES,
                 reconnect_time_min=_RECONNECT_MIN_MS,
                 reconnect_time_max=_RECONNECT_MAX_MS,
                 tls_config=self._tls,
             )
+            if self._hub_name is not None:
+                socket.add_pre_pipe_connect_cb(self._check_hub)
             try:
                 socket.dial(self._url, block=False)
             except BaseException:
@@ -118,6 +129,13 @@ class ClientWire:
         except (pynng.NNGException, ValueError) as error:
             raise ConfigError(f"bus {self._url!r} cannot be dialled: {error}") from error
         return socket
+
+    def _check_hub(self, pipe: Any) -> None:
+        """On nng's thread: nothing is sent to who shows the certificate of somebody else."""
+        name = _common_name(pipe.pipe)
+        if name != self._hub_name:
+            self.impostor = name
+            pipe.close()
 
     async def readable(self) -> None:
         """Wait until something has come."""
@@ -160,8 +178,12 @@ class HubWire:
             ConfigError: the address or a certificate cannot be used, or the address is in use.
         """
         _check(url, tls)
+        self._has_certificates = tls is not None
         self._pipes: dict[int, Any] = {}
-        self._gone: deque[int] = deque()  # filled by a thread of nng, emptied by ours
+        self._opened: list[int] = []
+        # Filled by a thread of nng, emptied by ours.
+        self._come: deque[Any] = deque()
+        self._gone: deque[int] = deque()
         self._were_here: deque[int] = deque(maxlen=_MOST_GONE)
         config = _tls_config(tls, server=True)
         try:
@@ -169,9 +191,10 @@ class HubWire:
                 polyamorous=True,
                 recv_buffer_size=_QUEUE,
                 send_buffer_size=_QUEUE,
-                recv_max_size=2 * MAX_FRAME_BYTES,
+                recv_max_size=MAX_FRAME_BYTES,
                 tls_config=config,
             )
+            self._socket.add_post_pipe_connect_cb(self._come.append)
             self._socket.add_post_pipe_remove_cb(lambda pipe: self._gone.append(pipe.id))
             try:
                 self._socket.listen(url)
@@ -193,16 +216,34 @@ class HubWire:
         got: list[tuple[int, bytes]] = []
         with suppress(pynng.TryAgain):
             while len(got) < _MOST_AT_ONCE and self._arrivals.any():
-                message = self._socket.recv_msg(block=False)
-                pipe = message.pipe
-                if pipe is not None:
-                    number = pipe.id
-                    if number not in self._pipes:
-                        if number in self._were_here:
-                            continue  # the link will send it again over the next connection
-                        self._pipes[number] = pipe
-                    got.append((number, message.bytes))
+                pipe, data = _receive(self._socket)
+                number = pynng.lib.nng_pipe_id(pipe)
+                if number in self._pipes or self._enter(number, pipe):
+                    got.append((number, data))
         return got
+
+    def opened(self) -> list[tuple[int, str | None]]:
+        """The connections that have come since this was asked last, each with the common name in
+        the certificate of its other end; None without TLS. Of some only a frame may have come."""
+        while self._come:
+            pipe = self._come.popleft()
+            self._enter(pipe.id, pipe.pipe)
+        opened, self._opened = self._opened, []
+        return [
+            (number, _common_name(self._pipes[number].pipe) if self._has_certificates else None)
+            for number in opened
+            if number in self._pipes
+        ]
+
+    def _enter(self, number: int, pipe: Any) -> bool:
+        """Note a connection; returns False if it has gone already. What came over it last is then
+        dropped, and the link sends it again over the next one."""
+        if number in self._were_here:
+            return False
+        if number not in self._pipes:
+            self._pipes[number] = pynng.Pipe(pipe, self._socket)
+            self._opened.append(number)
+        return True
 
     def send(self, connection: int, data: bytes) -> bool:
         """Send without waiting; returns False if it cannot be sent."""
@@ -244,3 +285,36 @@ def _close(socket: pynng.Pair1) -> None:
     with suppress(RuntimeError):  # outside of trio, where nobody waits
         trio.lowlevel.notify_closing(socket.recv_fd)
     socket.close()
+
+
+def _receive(socket: pynng.Pair1) -> tuple[Any, bytes]:
+    """The next message and its pipe, without waiting.
+
+    Not by way of ``recv_msg``, which enters the pipe in a table of the socket, for good if the pipe
+    has gone meanwhile: connections that send something and go would fill it.
+    """
+    message = pynng.ffi.new("nng_msg **")
+    flags = pynng.lib.NNG_FLAG_NONBLOCK
+    pynng.check_err(pynng.lib.nng_recvmsg(socket.socket, message, flags))
+    try:
+        body = pynng.lib.nng_msg_body(message[0])
+        data = bytes(pynng.ffi.buffer(body, pynng.lib.nng_msg_len(message[0])))
+        return pynng.lib.nng_msg_get_pipe(message[0]), data
+    finally:
+        pynng.lib.nng_msg_free(message[0])
+
+
+def _common_name(pipe: Any) -> str:
+    """The common name in the certificate of a connection's other end; "" if it cannot be told."""
+    found = pynng.ffi.new("char **")
+    if pynng.lib.nng_pipe_get_string(pipe, b"tls-peer-cn", found) != 0:
+        return ""
+    try:
+        name: bytes = pynng.ffi.string(found[0])
+        return name.decode("utf-8", errors="replace")
+    finally:
+        pynng.lib.nng_strfree(found[0])
+
+
+def _host(url: str) -> str:
+    return url.partition("://")[2].rpartition(":")[0].strip("[]")

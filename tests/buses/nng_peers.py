@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hear.buses.nng.access import Grant, Keyring, prove
+from hear.buses.nng.access import Grant, Handshake, Keyring, new_nonce
 from hear.buses.nng.frames import (
     LINK_VERSION,
     Challenge,
@@ -10,6 +10,7 @@ from hear.buses.nng.frames import (
     Frame,
     Hello,
     Item,
+    Piece,
     Run,
     SnapshotFor,
     Subscribe,
@@ -18,8 +19,11 @@ from hear.buses.nng.frames import (
     Wire,
     decode,
     encode,
+    join,
+    split,
 )
 from hear.buses.nng.hub import Hub
+from hear.buses.nng.seal import Seals, is_sealed
 from hear.codec import encode as encode_envelope
 from hear.delivery import Sequencer
 from hear.messages import Envelope, Key, OperationOutcome, QueueChanged, QueueSnapshot
@@ -77,20 +81,27 @@ class Peer:
         self.frames: list[Wire] = []
         self.items: list[Item] = []
         self.acknowledges = True
+        self.seals: Seals | None = None
         self._net = net
         self._number = 0
         self._received = 0
+        self._pieces = bytearray()
 
     def say(self, wire: Wire | bytes) -> None:
         """Send a frame."""
         data = wire if isinstance(wire, bytes) else encode(wire)
+        if self.seals is not None and not isinstance(wire, Hello):
+            data = self.seals.seal(data)
         self._net.hub.receive(self.connection, data, self._net.now)
         self._net.settle()
 
     def put(self, *items: Item) -> None:
-        """Send items."""
-        self._number += 1
-        self.say(Frame(self._number, self._received if self.acknowledges else 0, 0, list(items)))
+        """Send items in one frame, and one that is too large for it in pieces."""
+        for part in split(items[0]) if len(items) == 1 else ((),):
+            self._number += 1
+            frame_items = [part] if len(items) == 1 else list(items)
+            taken_over = self._received if self.acknowledges else 0
+            self.say(Frame(self._number, taken_over, 0, frame_items))
 
     def join(self, name: str, key: str = "", secret: str = "", session: str = "") -> Wire:
         """Join; returns the last answer."""
@@ -98,7 +109,9 @@ class Peer:
         self.say(hello)
         answer = self.frames[-1]
         if isinstance(answer, Challenge) and secret:
-            proof = prove(bytes.fromhex(secret), answer.nonce, hello.session, name)
+            nonce = new_nonce()
+            handshake = Handshake(nonce, answer.nonce, key, hello.session, name)
+            self.seals = Seals(*handshake.seals(bytes.fromhex(secret)))
             self.say(
                 Hello(
                     LINK_VERSION,
@@ -106,8 +119,9 @@ class Peer:
                     hello.session,
                     0,
                     key=key,
-                    proof=proof,
+                    proof=handshake.prove_client(bytes.fromhex(secret)),
                     answers=answer.nonce,
+                    nonce=nonce,
                 )
             )
         return self.frames[-1]
@@ -118,16 +132,33 @@ class Peer:
         answer: Subscribed = self.of(Subscribed)[-1]
         return answer
 
-    def hear(self, wire: Wire) -> None:
+    def hear(self, data: bytes) -> None:
         """Take in what the hub sends."""
+        if is_sealed(data):
+            assert self.seals is not None
+            opened = self.seals.open(data)
+            assert opened is not None
+            data = opened
+        wire = decode(data)
         self.frames.append(wire)
         if isinstance(wire, Frame) and wire.number == self._received + 1:
             self._received = wire.number
-            self.items += wire.items
+            for item in wire.items:
+                if isinstance(item, Piece):
+                    self._pieces += item.data
+                    if len(self._pieces) == item.size_bytes:
+                        self.items.append(join(bytes(self._pieces), from_hub=True))
+                        self._pieces.clear()
+                else:
+                    self.items.append(item)
             if self.acknowledges:
-                self._net.hub.receive(
-                    self.connection, encode(Frame(0, self._received)), self._net.now
-                )
+                self.acknowledge()
+
+    def acknowledge(self) -> None:
+        """Say what has been taken over."""
+        data = encode(Frame(0, self._received if self.acknowledges else 0))
+        data = data if self.seals is None else self.seals.seal(data)
+        self._net.hub.receive(self.connection, data, self._net.now)
 
     def of(self, type_: type) -> list:  # type: ignore[type-arg]  # of that type
         """The items of one type that have come."""
@@ -179,18 +210,18 @@ class Net:
 
     def settle(self) -> None:
         """Let everything that is on its way arrive."""
-        for _ in range(100):
+        for _ in range(10_000):
             for connection in self.hub.to_close:
                 self.closed.add(connection)
                 self.hub.closed(connection, self.now)
             self.hub.to_close.clear()
-            self.hub.flush(self.now)
+            self.hub.turn(self.now)
             output, self.hub.output = self.hub.output, []
-            if not output:
+            if not output and not self.hub.busy and not self.hub.to_close:
                 return
             for connection, data in output:
                 if connection in self.peers:
-                    self.peers[connection].hear(decode(data))
+                    self.peers[connection].hear(data)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass; all who are there say that they live."""
@@ -199,7 +230,6 @@ class Net:
             self.now += 0.5
             for peer in self.peers.values():
                 if not peer.closed:
-                    taken_over = peer._received if peer.acknowledges else 0
-                    self.hub.receive(peer.connection, encode(Frame(0, taken_over)), self.now)
+                    peer.acknowledge()
             self.hub.tick(self.now)
             self.settle()

@@ -67,6 +67,7 @@ class Wire:
     def __init__(self) -> None:
         self.queue: deque[bytes] = deque()
         self.reconnects = False
+        self.impostor = None
 
     def send(self, data: bytes) -> bool:
         if len(self.queue) >= NNG_QUEUE:
@@ -397,7 +398,9 @@ class World:
                 for process in self.processes.values():
                     if process.connection is by_number[number]:
                         process.connection = None
-        hub.flush(self.now)
+        hub.turn(self.now)
+        while hub.busy:
+            hub.turn(self.now)
         output, hub.output = hub.output, []
         for number, data in output:
             target = by_number.get(number)

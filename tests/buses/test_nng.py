@@ -51,7 +51,7 @@ def write_keys(folder: Path) -> dict[str, Path]:
         paths[name] = folder / f"{name}.toml"
         paths[name].write_text(
             f'name = "{name}"\nsecret = "{secret}"\n[tls]\nauthority = "authority.pem"\n'
-            'certificate = "acme.pem"\nserver_name = "localhost"\n'
+            f'certificate = "{name}.pem"\nserver_name = "hub.hear"\n'
         )
     return paths
 
@@ -132,7 +132,7 @@ async def test_a_hub_of_another_authority_or_name_is_not_believed(
     url = f"tls+tcp://127.0.0.1:{free_port()}"
     text = certified["operator"].read_text()
     for wrong in (
-        text.replace('"localhost"', '"another.example"'),
+        text.replace('"hub.hear"', '"another.example"'),
         text.replace('"authority.pem"', f'"{tmp_path}/authority.pem"'),
     ):
         key = folder / "wrong.toml"
@@ -150,7 +150,7 @@ async def test_one_without_a_certificate_gets_nowhere(certified: dict[str, Path]
         async with hub(f"tls+tcp://127.0.0.1:{port}", keys=certified["keyring"]) as made:
             config = pynng.TLSConfig(
                 pynng.TLSConfig.MODE_CLIENT,
-                server_name="localhost",
+                server_name="hub.hear",
                 ca_files=[str(certified["keyring"].parent / "authority.pem")],
             )
             with pynng.Pair1(tls_config=config, send_timeout=500) as bare:

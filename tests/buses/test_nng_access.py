@@ -8,11 +8,11 @@ from hear.buses.nng.access import (
     EVERYTHING,
     Grant,
     Grants,
+    Handshake,
     Keyring,
     load_key,
     load_keyring,
     new_nonce,
-    prove,
 )
 from hear.errors import ConfigError
 
@@ -30,18 +30,38 @@ def keyring() -> Keyring:
 
 
 def test_a_proof_is_valid_for_its_key_nonce_session_and_name_alone() -> None:
-    ring, nonce = keyring(), new_nonce()
+    ring = keyring()
+    told = Handshake(new_nonce(), new_nonce(), "a", "session", "name")
+    proof = told.prove_client(bytes.fromhex(SECRET))
+    assert ring.check(told, proof) is not None
+    for other in (
+        told._replace(key="b"),
+        told._replace(key="nobody"),
+        told._replace(hub_nonce=new_nonce()),
+        told._replace(client_nonce=new_nonce()),
+        told._replace(session="another"),
+        told._replace(name="another"),
+        told._replace(session="sessionn", name="ame"),  # nothing slides over
+    ):
+        assert ring.check(other, proof) is None, other
+    assert ring.check(told, b"") is None
+    assert ring.check(told, proof[:-1]) is None
+    assert ring.check(told, told.prove_hub(bytes.fromhex(SECRET), "", False, 0)) is None
+
+
+def test_a_hub_proves_the_key_for_one_welcome_alone() -> None:
     secret = bytes.fromhex(SECRET)
-    proof = prove(secret, nonce, "session", "name")
-    assert ring.check("a", nonce, "session", "name", proof) is not None
-    assert ring.check("b", nonce, "session", "name", proof) is None
-    assert ring.check("nobody", nonce, "session", "name", proof) is None
-    assert ring.check("a", new_nonce(), "session", "name", proof) is None
-    assert ring.check("a", nonce, "another", "name", proof) is None
-    assert ring.check("a", nonce, "session", "another", proof) is None
-    assert ring.check("a", nonce, "sessionn", "ame", proof) is None, "nothing slides over"
-    assert ring.check("a", nonce, "session", "name", b"") is None
-    assert ring.check("a", nonce, "session", "name", proof[:-1]) is None
+    told = Handshake(new_nonce(), new_nonce(), "a", "session", "name")
+    proofs = {
+        told.prove_hub(secret, "hub/1", False, 0),
+        told.prove_hub(secret, "hub/2", False, 0),
+        told.prove_hub(secret, "hub/1", True, 0),
+        told.prove_hub(secret, "hub/1", False, 1),
+        told._replace(client_nonce=new_nonce()).prove_hub(secret, "hub/1", False, 0),
+        told.prove_hub(bytes.fromhex(OTHER), "hub/1", False, 0),
+        *told.seals(secret),
+    }
+    assert len(proofs) == 8
 
 
 def test_nonces_do_not_repeat() -> None:
@@ -72,17 +92,21 @@ def test_names_to_speak_under_are_whole_or_begin_alike() -> None:
 
 
 def test_a_key_without_sources_speaks_as_itself() -> None:
-    ring, nonce = keyring(), new_nonce()
-    found = ring.check("a", nonce, "s", "n", prove(bytes.fromhex(SECRET), nonce, "s", "n"))
+    told = Handshake(new_nonce(), new_nonce(), "a", "s", "n")
+    found = keyring().check(told, told.prove_client(bytes.fromhex(SECRET)))
     assert found is not None
-    assert found.may_be("a")
-    assert not found.may_be("b")
+    grants, secret = found
+    assert grants.may_be("a")
+    assert not grants.may_be("b")
+    assert secret == bytes.fromhex(SECRET)
 
 
 def test_answers_that_are_remembered_are_bounded() -> None:
     grants = Grants(("state.acme.>",), (), None)
     for number in range(40_000):
         grants.may_publish(f"state.acme.{number}.queue")
+    grants.may_publish(f"state.acme.{'x' * 4_000}.queue")
+    assert all(len(stem) <= 256 for _, stem in grants._known)
     assert len(grants._known) <= 16_384
 
 

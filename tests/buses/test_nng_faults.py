@@ -21,6 +21,7 @@ import hear.buses.nng.client as client
 from hear.buses.nng.access import Grant, KeyFile, Keyring
 from hear.buses.nng.backlog import Bounds
 from hear.buses.nng.frames import (
+    LINK_VERSION,
     Hello,
     Run,
     Snapshot,
@@ -902,11 +903,11 @@ def test_statistics_count_those_who_were_cut_off_once() -> None:
 
 def test_each_hello_before_anything_was_said_is_answered_by_the_same_welcome() -> None:
     hub = Hub(id="h", now=0.0)
-    hello = encode(Hello(1, "a", "s", 57, hub="another/1"))
+    hello = encode(Hello(LINK_VERSION, "a", "s", 57, hub="another/1"))
     for _ in range(3):
         hub.receive(1, hello, 0.0)
     welcomes = [decode(data) for _, data in hub.output]
-    assert welcomes == [Welcome(1, "h/1", False, 0)] * 3
+    assert welcomes == [Welcome(LINK_VERSION, "h/1", False, 0)] * 3
     assert [event.name for event in hub.events if event.name != "peer.joined"] == [
         "peer.resumed",
         "peer.resumed",
