@@ -34,6 +34,7 @@ def check_endpoint(endpoint: str) -> None:
     try:
         parts = urlsplit(endpoint)
         good = parts.scheme == "tcp" and is_host(parts.hostname or "") and parts.port is not None
+        good = good and parts.username is None and not (parts.path or parts.query or parts.fragment)
         good = good or parts.scheme == "ipc"
     except ValueError:
         good = False
