@@ -1,6 +1,6 @@
 """Finding policies, engines, buses and commands. There are three doors, by where a name is from.
 
-``load_typed`` is for what the user has typed, who may run what he likes: a name, or a path as
+``load_typed`` is for what the user has typed, who may run anything: a name, or a path as
 ``package.module:Name``. ``load_received`` is for what came in a message or a recording: it may
 choose among the entry points that are installed, and never what is imported. ``load_installed`` is
 for the names that HEAR's own code writes out or takes from ``names``. Nothing else in HEAR imports

@@ -31,14 +31,14 @@ def check_endpoint(endpoint: str) -> None:
     Raises:
         ConfigError: it cannot.
     """
+    scheme = scheme_of(endpoint)
     try:
         parts = urlsplit(endpoint)
-        good = parts.scheme == "tcp" and is_host(parts.hostname or "") and parts.port is not None
+        good = scheme == "tcp" and is_host(parts.hostname or "") and parts.port is not None
         good = good and parts.username is None and not (parts.path or parts.query or parts.fragment)
-        good = good or parts.scheme == "ipc"
     except ValueError:
         good = False
-    if not good or scheme_of(endpoint) is None or "*" in endpoint:
+    if not (good or scheme == "ipc") or "*" in endpoint:
         raise ConfigError(
             f"endpoint {endpoint!r:.200} of KV events: expected tcp://HOST:PORT or ipc://PATH"
         )
