@@ -39,8 +39,9 @@ from hear.blocks import pack
 from hear.connection import connected, run
 from hear.errors import ConfigError, EngineError
 from hear.harnesses.bench import servers
-from hear.harnesses.bench.places import ENGINE_NAME, hasher
+from hear.harnesses.bench.places import ENGINE_NAME
 from hear.harnesses.openai.client import OpenAIClient, connect
+from hear.harnesses.reaching import hasher_of
 from hear.harnesses.replay.live import find_engines
 from hear.harnesses.session import HarnessSession
 from hear.messages import CapabilitiesReported, RequestDescribed
@@ -95,7 +96,9 @@ class Server:
     ) -> None:
         self.client = client
         self.bus = bus
-        self._hash = hasher(capabilities.hash_scheme) if capabilities is not None else None
+        self._hash = (
+            hasher_of(ENGINE_NAME, capabilities.hash_scheme) if capabilities is not None else None
+        )
         self._block_size = capabilities.block_size if capabilities is not None else 1
         self._harness: HarnessSession | None = None
         if describes and bus is not None:

@@ -65,7 +65,7 @@ def run(namespace: argparse.Namespace) -> int:
         make_run_directory()
         folder.mkdir(mode=0o700, exist_ok=True)
     ranks = parse_ranks(namespace.ranks)
-    backend = plugins.load("engines", namespace.kind)(
+    backend = plugins.load_typed("engines", namespace.kind)(
         namespace.profile, block_size=namespace.block_size, name=name
     )
     ledger = None if namespace.ledger is None else Ledger(namespace.ledger)

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument("--version", action="version", version=f"hear {version(_DISTRIBUTION)}")
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
         for name in _to_load(sys.argv[1:] if arguments is None else arguments):
-            command: Command = plugins.load("commands", name)
+            command: Command = plugins.load_installed("commands", name)
             sub = commands.add_parser(name, help=command.help, description=command.help)
             command.configure(sub)
             sub.set_defaults(run=command.run)

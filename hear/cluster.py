@@ -76,22 +76,22 @@ async def running(
     """
     if engines < 1:
         raise ConfigError(f"engines: got {engines}, expected 1 or more")
-    bus = plugins.load("buses", "memory")()
-    make_backend = plugins.load("engines", engine)
+    bus = plugins.load_installed("buses", "memory")()
+    make_backend = plugins.load_installed("engines", engine)
     names = [f"engine{number}" for number in range(engines)]
     backends = {name: make_backend(profile, block_size=block_size, name=name) for name in names}
-    policies = plugins.load("parts", "policy-spec")(policy).make()
-    make_runner = plugins.load("parts", "policy-runner")
+    policies = plugins.load_installed("parts", "policy-spec")(policy).make()
+    make_runner = plugins.load_installed("parts", "policy-runner")
     runners = tuple(make_runner(bus, made) for made in policies)
     ranks = {runner.source: len(runners) - place for place, runner in enumerate(runners)}
-    make_worker = plugins.load("parts", "engine-worker")
+    make_worker = plugins.load_installed("parts", "engine-worker")
     workers = {
         name: make_worker(bus, backend, name=name, ranks=ranks)
         for name, backend in backends.items()
     }
     pool = None
     if engines > 1:
-        pool = plugins.load("parts", "dispatcher")(bus, backends, name=POOL, ranks=ranks)
+        pool = plugins.load_installed("parts", "dispatcher")(bus, backends, name=POOL, ranks=ranks)
     async with trio.open_nursery() as nursery:
         for worker in workers.values():
             await nursery.start(worker.run)

@@ -188,5 +188,6 @@ def open_body(envelope: Envelope) -> Message | None:
         return kind.decoder.decode(envelope.body)
     except _UNREADABLE as error:
         raise RemoteProtocolError(
-            f"message {envelope.id} from {envelope.source}: not a readable {envelope.kind}: {error}"
+            f"message {envelope.id!r:.80} from {envelope.source!r:.80}: not a readable "
+            f"{envelope.kind}: {error}"
         ) from error

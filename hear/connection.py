@@ -142,7 +142,9 @@ def connected(url: str, *, name: str, key: Path | None = None) -> AbstractAsyncC
         BusError: nobody answers there, or it refuses this name or key.
     """
     scheme = check_url(url)
-    made: AbstractAsyncContextManager[Bus] = plugins.load("buses", scheme)(url, name=name, key=key)
+    made: AbstractAsyncContextManager[Bus] = plugins.load_installed("buses", scheme)(
+        url, name=name, key=key
+    )
     return made
 
 

@@ -1,4 +1,10 @@
-"""Finding policies, engines, buses and commands, by entry point or as ``package.module:Name``.
+"""Finding policies, engines, buses and commands. There are three doors, by where a name is from.
+
+``load_typed`` is for what the user has typed, who may run anything: a name, or a path as
+``package.module:Name``. ``load_received`` is for what came in a message or a recording: it may
+choose among the entry points that are installed, and never what is imported. ``load_installed`` is
+for the names that HEAR's own code writes out or takes from ``names``. Nothing else in HEAR imports
+by name (``tests/security/test_names.py``).
 
 A plug-in is checked when it is loaded, and an error names the distribution that it came from. What
 needs an extra that is not installed says which.
@@ -15,7 +21,7 @@ from typing import Any
 
 from hear.errors import ConfigError, PluginError
 
-_SINGULAR = {"buses": "bus", "policies": "policy"}
+_SINGULAR = {"buses": "bus", "hash_schemes": "hash scheme", "policies": "policy"}
 
 
 def names(group: str) -> list[str]:
@@ -58,28 +64,74 @@ def extra(name: str, what: str, *modules: str) -> Iterator[None]:
         ) from error
 
 
-def load(group: str, name: str) -> Any:
-    """Load a plug-in of a group (policies, engines, buses, commands) by its name or path.
+def load_typed(group: str, text: str) -> Any:
+    """Load a plug-in that the user has named, by its name or as ``package.module:Name``.
 
     Raises:
         PluginError: there is no such plug-in, or importing it failed.
     """
+    if ":" in text:
+        return _load(EntryPoint(name=text, value=text, group=f"hear.{group}"))
+    entry = _installed(group, text)
+    if entry is None:
+        raise PluginError(f"{_unknown(group, text)} (or give package.module:Name)")
+    return _load(entry)
+
+
+def load_received(group: str, name: str, origin: str) -> Any:
+    """Load an installed plug-in that a message or a recording has named.
+
+    ``origin`` says in an error who has: a name that comes from elsewhere is not the user's fault,
+    and may be of any length and hold any character.
+
+    Raises:
+        PluginError: no plug-in of this name is installed, or importing it failed.
+    """
+    entry = _installed(group, name)
+    if entry is None:
+        expected = ", ".join(names(group)) or "none, since none is installed"
+        raise PluginError(
+            f"{origin}: no {_singular(group)} named {name!r:.80} is installed, expected one of "
+            f"{expected}"
+        )
+    return _load(entry)
+
+
+def load_installed(group: str, name: str) -> Any:
+    """Load a plug-in by a name that the calling code holds itself, or has from ``names``.
+
+    Raises:
+        PluginError: it is not installed, or importing it failed.
+    """
+    entry = _installed(group, name)
+    if entry is None:
+        raise PluginError(_unknown(group, name))
+    return _load(entry)
+
+
+def _installed(group: str, name: str) -> EntryPoint | None:
+    """The entry point of this name. A path is none, even if something is installed under it."""
     if ":" in name:
-        entry = EntryPoint(name=name, value=name, group=f"hear.{group}")
-    else:
-        found = [e for e in entry_points(group=f"hear.{group}") if e.name == name]
-        if not found:
-            raise PluginError(
-                f"no {_SINGULAR.get(group, group.removesuffix('s'))} named {name!r}: "
-                f"{nearest(name, names(group))} (or give package.module:Name)"
-            )
-        entry = found[0]
-    module_name, _, attribute = entry.value.partition(":")
+        return None
+    return next((e for e in entry_points(group=f"hear.{group}") if e.name == name), None)
+
+
+def _load(entry: EntryPoint) -> Any:
+    """What an entry point declares. What it was found by plays no part any more."""
     origin = f" (from {entry.dist.name} {entry.dist.version})" if entry.dist else ""
+    module_name, _, attribute = entry.value.partition(":")
     try:
         loaded: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             loaded = getattr(loaded, part)
     except (Exception, SystemExit) as error:
-        raise PluginError(f"{name}{origin} cannot be loaded: {error!r}") from error
+        raise PluginError(f"{entry.name}{origin} cannot be loaded: {error!r}") from error
     return loaded
+
+
+def _unknown(group: str, name: str) -> str:
+    return f"no {_singular(group)} named {name!r:.200}: {nearest(name, names(group))}"
+
+
+def _singular(group: str) -> str:
+    return _SINGULAR.get(group, group.removesuffix("s"))

@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add each part."""
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     for name in plugins.names("run"):
-        part: Command = plugins.load("run", name)
+        part: Command = plugins.load_installed("run", name)
         sub = parts.add_parser(name, help=part.help, description=part.help)
         part.configure(sub)
         sub.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)

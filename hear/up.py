@@ -42,7 +42,7 @@ LAUNCHED_READY_S: Final = 300.0
 _BUS: Final = "bus"
 _OF_SIMULATED: Final = ("profile", "block_size")
 _OF_LAUNCHED: Final = ("model", "options", "cpu_tier_gib")
-_Name = Annotated[str, Meta(pattern=f"^{NAME}$")]
+_Name = Annotated[str, Meta(pattern=rf"^{NAME}\Z")]  # $ would let a line end pass
 _Tenant = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -169,7 +169,7 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
                 at = _at(path, f"engine[{place}].{setting}")
                 raise ConfigError(f"{at}: an engine of kind {engine.kind!r} has no {setting!r}")
         if launched:
-            launch = plugins.load("launchers", engine.kind)
+            launch = plugins.load_installed("launchers", engine.kind)
             try:
                 command = launch(engine, name=name, joining=joining)
             except ConfigError as error:
@@ -188,7 +188,7 @@ def _simulated(engine: EngineConfig, name: str) -> list[str]:
     profile = engine.profile or "h100-qwen3-8b"
     block_size = engine.block_size or 512
     # Made once here, so that what cannot be used is said before anything starts.
-    plugins.load("engines", engine.kind)(profile, block_size=block_size, name=name)
+    plugins.load_installed("engines", engine.kind)(profile, block_size=block_size, name=name)
     return [
         *(name, "--kind", engine.kind, "--profile", profile),
         *("--block-size", str(block_size)),
@@ -209,7 +209,7 @@ def _tenants(engine: EngineConfig, config: ClusterConfig) -> Iterable[str]:
 
 def _policies(config: ClusterConfig, path: Path | None) -> list[tuple[str, int, str]]:
     """Name, rank and spec of each policy."""
-    parse = plugins.load("parts", "policy-spec")
+    parse = plugins.load_installed("parts", "policy-spec")
     found = []
     for place, policy in enumerate(config.policy):
         setting = f"policy[{place}].policy"

@@ -41,7 +41,7 @@ def parse(text: str) -> PolicySpec:
         name, arguments = _split(word, text)
         if name == NONE:
             raise ConfigError(f"policy {text!r}: {NONE} is no policy, so it stands alone")
-        factory = plugins.load("policies", name)
+        factory = plugins.load_typed("policies", name)
         made = _make(factory, arguments, word)
         if made in names:
             raise ConfigError(f"policy {text!r}: names the same policy twice")

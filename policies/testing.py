@@ -319,7 +319,7 @@ def _improvise(rehearsal: Rehearsal, draw: Random) -> None:
 
 async def check_runner(factory: PolicyFactory, remembers: int) -> None:
     """Under its runner, on a bus, it does not fail, and leaves nothing open when it leaves."""
-    bus: Bus = plugins.load("buses", "memory")()
+    bus: Bus = plugins.load_installed("buses", "memory")()
     runner = PolicyRunner(bus, factory())
     world = World()
 

@@ -55,7 +55,7 @@ def test_the_page_shows_every_example() -> None:
 
 
 async def test_the_example_of_a_policy_keeps_what_every_policy_promises() -> None:
-    await check_policy(plugins.load("policies", "examples.shortest_first:ShortestFirst"))
+    await check_policy(plugins.load_typed("policies", "examples.shortest_first:ShortestFirst"))
 
 
 if __name__ == "__main__":

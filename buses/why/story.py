@@ -35,6 +35,7 @@ Messages in which none of the given texts occurs may be left out, if it gives an
 
 _COMPARED: Final = 20_000  # ids, to name the nearest ones to one that is not known
 _NEAREST: Final = 3
+_SHOWN: Final = 8  # tenants that an error lists
 _OF_ALL_CONTROLS: Final = frozenset(Control.__struct_fields__)
 
 
@@ -117,9 +118,10 @@ class _About:
         """
         tenants = sorted({envelope.tenant for envelope in self.mine})
         if len(tenants) > 1:
+            told = ", ".join(f"{tenant!r:.80}" for tenant in tenants[:_SHOWN])
             raise ConfigError(
                 f"request {self.request!r}: {len(tenants)} tenants have one of that id: "
-                f"{', '.join(tenants)}; choose with --tenant"
+                f"{told}; choose with --tenant"
             )
         names = dict.fromkeys(Key.__struct_fields__, None) | {"request": self.request}
         self.mine = list({(e.source, e.id): e for e in self.mine}.values())  # once each

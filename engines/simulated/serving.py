@@ -19,6 +19,7 @@ import msgspec
 import structlog
 import trio
 
+from hear.endpoints import is_host, is_port, scheme_of
 from hear.errors import ConfigError, EngineError
 from hear.nursery import unwrapped
 from hear.seams import InferenceClient, InferenceRequest, InferenceResult
@@ -44,13 +45,14 @@ class _Address:
 
 
 def _parse(endpoint: str) -> _Address:
-    if endpoint.startswith(_UNIX) and len(endpoint) > len(_UNIX):
+    scheme = scheme_of(endpoint)
+    if scheme == "sim+unix":
         return _Address(path=endpoint.removeprefix(_UNIX))
-    host, colon, port = endpoint.removeprefix(_TCP).rpartition(":")
-    if endpoint.startswith(_TCP) and colon and host and port.isdecimal() and int(port) < 65_536:
+    host, _, port = endpoint.removeprefix(_TCP).rpartition(":")
+    if scheme == "sim+tcp" and is_host(host) and is_port(port):
         return _Address(host=host, port=int(port))
     raise ConfigError(
-        f"endpoint {endpoint!r}: expected {_UNIX}PATH or {_TCP}HOST:PORT of a simulated engine"
+        f"endpoint {endpoint!r:.200}: expected {_UNIX}PATH or {_TCP}HOST:PORT of a simulated engine"
     )
 
 

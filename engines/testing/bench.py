@@ -415,7 +415,7 @@ BusFactory = Callable[[], AbstractAsyncContextManager[Bus]]
 
 def memory_bus() -> AbstractAsyncContextManager[Bus]:
     """The bus in one process, found as a plug-in, since a wing imports no other."""
-    made: AbstractAsyncContextManager[Bus] = plugins.load("buses", "memory")()
+    made: AbstractAsyncContextManager[Bus] = plugins.load_installed("buses", "memory")()
     return made
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import trio
 import zmq
 
+from hear.endpoints import is_host, scheme_of
 from hear.engines.vllm.kv_events import END_OF_REPLAY
 from hear.errors import ConfigError, EngineError
 
@@ -30,15 +31,16 @@ def check_endpoint(endpoint: str) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    parts = urlsplit(endpoint)
+    scheme = scheme_of(endpoint)
     try:
-        good = parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
-        good = good or (parts.scheme == "ipc" and len(endpoint) > len("ipc://"))
+        parts = urlsplit(endpoint)
+        good = scheme == "tcp" and is_host(parts.hostname or "") and parts.port is not None
+        good = good and parts.username is None and not (parts.path or parts.query or parts.fragment)
     except ValueError:
         good = False
-    if not good or "*" in endpoint:
+    if not (good or scheme == "ipc") or "*" in endpoint:
         raise ConfigError(
-            f"endpoint {endpoint!r} of KV events: expected tcp://HOST:PORT or ipc://PATH"
+            f"endpoint {endpoint!r:.200} of KV events: expected tcp://HOST:PORT or ipc://PATH"
         )
 
 

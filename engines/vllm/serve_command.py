@@ -19,6 +19,7 @@ from hear.connection import (
     connected,
     make_run_directory,
 )
+from hear.endpoints import is_host, is_plain
 from hear.engines.vllm import versions
 from hear.engines.vllm.launch import LaunchSettings, plan
 from hear.engines.vllm.process import PortInUseError, become, check_port, run_under_supervisor
@@ -152,12 +153,13 @@ def _endpoint(url: str | None) -> str | None:
     """Where clients are told to send requests, if it was said."""
     if url is not None:
         try:
-            parts = urlsplit(url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+            parts = urlsplit(url if is_plain(url) else "")
+            usable = parts.scheme in ("http", "https") and is_host(parts.hostname or "")
+            usable = usable and parts.username is None  # it is told to everyone on the bus
         except ValueError:
             usable = False
         if not usable:
-            raise ConfigError(f"--endpoint {url!r}: expected http://HOST:PORT")
+            raise ConfigError(f"--endpoint {url!r:.200}: expected http://HOST:PORT")
     return url
 
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import trio
 
+from hear.endpoints import is_host, is_plain
 from hear.engines.vllm.metrics_page import MetricsPage, read_page
 from hear.errors import ConfigError, EngineError
 
@@ -39,17 +40,20 @@ class ServerFacts:
 def check_url(url: str) -> str:
     """See that a URL can be one of a server; returns it without a slash at the end.
 
+    It is told on the bus as the server's endpoint, so there is no password in it.
+
     Raises:
         ConfigError: it cannot.
     """
-    parts = urlsplit(url)
     try:
-        good = parts.scheme in ("http", "https") and bool(parts.hostname)
+        parts = urlsplit(url if is_plain(url) else "")
+        good = parts.scheme in ("http", "https") and is_host(parts.hostname or "")
         good = good and (parts.port is None or parts.port > 0)
+        good = good and parts.username is None and not parts.query and not parts.fragment
     except ValueError:
         good = False
-    if not good or parts.query or parts.fragment:
-        raise ConfigError(f"server {url!r}: expected http://HOST:PORT of a vLLM server")
+    if not good:
+        raise ConfigError(f"server {url!r:.200}: expected http://HOST:PORT of a vLLM server")
     return url.rstrip("/")
 
 

@@ -97,8 +97,8 @@ async def serve(
 async def _policies(place: Place, policy: str, run: Replay) -> AsyncIterator[tuple[Any, ...]]:
     """The policies of an arm, once the engine has answered each of them; none of the stock arm."""
     names = "fcfs" if policy == STOCK else policy
-    made = plugins.load("parts", "policy-spec")(names).make()
-    make_runner = plugins.load("parts", "policy-runner")
+    made = plugins.load_installed("parts", "policy-spec")(names).make()
+    make_runner = plugins.load_installed("parts", "policy-runner")
     runners = tuple(make_runner(place.bus, each, epoch=new_epoch()) for each in made)
     async with trio.open_nursery() as nursery:
         for runner in runners:

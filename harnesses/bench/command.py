@@ -289,7 +289,7 @@ def _arms(namespace: argparse.Namespace) -> list[str]:
         if arm == STOCK and not stock:
             raise ConfigError(f"--policy: {STOCK} is vLLM without HEAR, started anew")
         if arm != STOCK:
-            plugins.load("parts", "policy-spec")(arm)
+            plugins.load_installed("parts", "policy-spec")(arm)
     return arms
 
 
@@ -339,7 +339,9 @@ def _engine(namespace: argparse.Namespace, bench: _Bench, logs: Path) -> Vllm | 
     if kind == "simulated" and profile:
         if namespace.options or namespace.model:
             raise ConfigError("--engine simulated: has a profile, and no model or options of vLLM")
-        plugins.load("engines", "simulated")(profile, block_size=BLOCK_SIZE, name="engine0")
+        plugins.load_installed("engines", "simulated")(
+            profile, block_size=BLOCK_SIZE, name="engine0"
+        )
         return Simulated(profile, BLOCK_SIZE)
     if kind != "vllm" or colon:
         raise ConfigError(

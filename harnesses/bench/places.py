@@ -4,7 +4,7 @@ Either way there is a bus, an engine with a name on it, and a client that reache
 server knows nothing of HEAR: its bus is one that nobody else hears.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,10 @@ from typing import Final
 
 from hear import plugins
 from hear.connection import connected, own_name
-from hear.errors import ConfigError, EngineError, PluginError
+from hear.errors import ConfigError, EngineError
 from hear.harnesses.bench import servers
 from hear.harnesses.bench.script import Hasher
+from hear.harnesses.reaching import client_of, hasher_of
 from hear.harnesses.replay.live import find_engines
 from hear.messages import CapabilitiesReported
 from hear.seams import Bus, InferenceClient
@@ -25,6 +26,8 @@ STOCK: Final = "stock"
 
 HUB_S: Final = 15.0
 ENGINE_NAME: Final = "engine0"
+_SHOWN: Final = 8
+"""Engines that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ async def fresh(engine: Vllm | Simulated, policy: str, logs: Path) -> AsyncItera
 
     Raises:
         EngineError: the server or the hub does not come up.
-        PluginError: prompts cannot be hashed as the engine does.
+        PluginError: the engine cannot be reached, or its prompts hashed, by what is installed.
     """
     url = f"ipc://{logs}/bus"
     async with AsyncExitStack() as stack:
@@ -101,12 +104,12 @@ async def fresh(engine: Vllm | Simulated, policy: str, logs: Path) -> AsyncItera
         join = partial(connected, url, name=own_name("bench"))
         await hub.until(partial(_try, join), "starting", HUB_S)
         bus = await stack.enter_async_context(join())
-        made = plugins.load("parts", "policy-spec")(policy).make()
+        made = plugins.load_installed("parts", "policy-spec")(policy).make()
         ranks = ",".join(f"{p.name}={len(made) - place}" for place, p in enumerate(made))
         command = engine.command(url, ranks)
         server = await stack.enter_async_context(servers.running(command, logs))
         capabilities = await server.until(partial(_heard, bus), "starting")
-        reach = _reaching(capabilities.endpoint)
+        reach = client_of(ENGINE_NAME, capabilities.endpoint)
         await server.until(partial(_try, reach), "starting")
         client = await stack.enter_async_context(reach())
         yield _place(bus, ENGINE_NAME, client, capabilities, engine.label)
@@ -129,22 +132,23 @@ async def joined(
         wanted = endpoint.rstrip("/")
         for name, capabilities in engines.items():
             if capabilities.endpoint.rstrip("/") == wanted:
-                client = await stack.enter_async_context(_reaching(endpoint)())
+                client = await stack.enter_async_context(client_of(name, endpoint)())
                 label = capabilities.model or name
                 yield _place(bus, name, client, capabilities, label, salt)
                 return
-    known = ", ".join(f"{name} at {c.endpoint}" for name, c in engines.items()) or "none at all"
-    raise ConfigError(f"--engine-url {endpoint}: on {bus_url} are engines: {known}")
+    known = [f"{name!r:.80} at {c.endpoint!r:.200}" for name, c in engines.items()]
+    told = ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" * (len(known) > _SHOWN))
+    raise ConfigError(f"--engine-url {endpoint}: on {bus_url} are engines: {told or 'none at all'}")
 
 
 async def _stock(stack: AsyncExitStack, engine: Vllm, logs: Path) -> Place:
     port = servers.free_port()
     command = servers.stock_vllm(STOCK, engine.model, engine.options, port=port)
     server = await stack.enter_async_context(servers.running(command, logs))
-    reach = _reaching(f"http://127.0.0.1:{port}")
+    reach = partial(plugins.load_installed("clients", "http"), f"http://127.0.0.1:{port}")
     await server.until(partial(_try, reach), "starting")
     client = await stack.enter_async_context(reach())
-    bus = plugins.load("buses", "memory")()
+    bus = plugins.load_installed("buses", "memory")()
     return Place(bus, STOCK, client, engine.block_size, lambda token_ids: (), engine.label)
 
 
@@ -156,7 +160,7 @@ def _place(
     label: str,
     salt: str = "",
 ) -> Place:
-    hash_prompt = hasher(capabilities.hash_scheme)
+    hash_prompt = hasher_of(name, capabilities.hash_scheme)
     size = capabilities.block_size
     return Place(
         bus=bus,
@@ -169,30 +173,12 @@ def _place(
     )
 
 
-def hasher(scheme: str) -> Callable[..., Sequence[int]]:
-    """What hashes prompts as an engine of this scheme does.
-
-    Raises:
-        PluginError: nothing here does.
-    """
-    if not scheme:
-        raise PluginError("the engine does not tell how it hashes blocks (hash_scheme)")
-    found: Callable[..., Sequence[int]] = plugins.load("hash_schemes", scheme)
-    return found
-
-
 async def _heard(bus: Bus) -> CapabilitiesReported:
     """What the engine says of itself, once it does."""
     found = await find_engines(bus, within_s=servers.LOOK_EVERY_S)
     if ENGINE_NAME not in found:
         raise EngineError(f"{ENGINE_NAME} has not told of itself on the bus")
     return found[ENGINE_NAME]
-
-
-def _reaching(endpoint: str) -> Callable[[], AbstractAsyncContextManager[InferenceClient]]:
-    reach: Callable[[str], AbstractAsyncContextManager[InferenceClient]]
-    reach = plugins.load("clients", endpoint.partition("://")[0])
-    return partial(reach, endpoint)
 
 
 async def _try(make: Callable[[], AbstractAsyncContextManager[object]]) -> None:

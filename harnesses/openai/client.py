@@ -36,6 +36,7 @@ CACHED: Final = "cached"
 
 _MAX_ERROR_BYTES: Final = 64 << 10
 _MAX_MODELS_BYTES: Final = 4 << 20
+_SHOWN: Final = 8  # models that an error lists
 
 
 @asynccontextmanager
@@ -85,7 +86,7 @@ async def _choose(address: Address, headers: dict[str, str], model: str | None) 
     for row in models:
         if model is None or row.id == model:
             return row
-    known = ", ".join(row.id for row in models) or "none"
+    known = ", ".join(f"{row.id!r:.80}" for row in models[:_SHOWN]) or "none"
     raise ConfigError(f"{address}: model {model!r} is not served there, expected one of: {known}")
 
 

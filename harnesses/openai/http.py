@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import h11
 import trio
 
+from hear.endpoints import is_host, is_plain
 from hear.errors import ConfigError, EngineError
 
 CONNECT_S: Final = 5.0
@@ -40,18 +41,29 @@ class Address(NamedTuple):
     def parse(cls, url: str) -> "Address":
         """Read ``http://HOST[:PORT][/PREFIX]``, or the same with https.
 
+        What could be read otherwise elsewhere, or would be sent to the server, is refused: spaces
+        and line ends, user names and passwords, and hosts that are none.
+
         Raises:
             ConfigError: this is no such address.
         """
         try:
-            parts = urlsplit(url)
+            parts = urlsplit(url if is_plain(url) else "")
             usual = {"http": 80, "https": 443}[parts.scheme]
             port = usual if parts.port is None else parts.port
         except (ValueError, KeyError):
             port = 0
         host = parts.hostname if port else None
-        if not host or parts.query or parts.fragment or parts.username is not None:
-            raise ConfigError(f"endpoint {url!r}: expected http://HOST:PORT or https://HOST:PORT")
+        if (
+            not host
+            or not is_host(host)
+            or parts.query
+            or parts.fragment
+            or parts.username is not None
+        ):
+            raise ConfigError(
+                f"endpoint {url!r:.200}: expected http://HOST:PORT or https://HOST:PORT"
+            )
         return cls(parts.scheme, host, port, parts.path.rstrip("/"))
 
     def __str__(self) -> str:

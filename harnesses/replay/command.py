@@ -232,12 +232,12 @@ def _no_progress(index: int, done: int) -> None:
 def _plan(namespace: argparse.Namespace) -> Plan:
     policies = _once("--policy", [word.strip() for word in namespace.policy.split(",")])
     for policy in policies:
-        plugins.load("parts", "policy-spec")(policy)
+        plugins.load_installed("parts", "policy-spec")(policy)
     recording = namespace.workload if namespace.workload.endswith(SUFFIX) else None
     engine = namespace.engine
     if recording is not None:
         engine = _consider(Path(recording), namespace)
-    plugins.load("engines", "simulated")(engine, block_size=512, name="engine0")
+    plugins.load_installed("engines", "simulated")(engine, block_size=512, name="engine0")
     options = {
         name: getattr(namespace, name, None)
         for name in ("trace", "max_tokens", "sessions", "rate", "tenant")

@@ -11,12 +11,12 @@ from typing import Final
 import structlog
 import trio
 
-from hear import plugins
 from hear.clock import new_epoch
 from hear.cluster import POOL, Cluster
 from hear.codec import open_body
 from hear.errors import ConfigError, EngineError
 from hear.harnesses.dispatcher import Dispatcher
+from hear.harnesses.reaching import Reach, client_of
 from hear.harnesses.replay.metrics import make_row
 from hear.harnesses.replay.results import Row
 from hear.harnesses.replay.runner import Loop, Replay
@@ -49,13 +49,15 @@ async def play(
 
     Raises:
         ConfigError: no engine can be reached, or one has blocks of another size.
+        PluginError: one has an endpoint for which no client is installed.
     """
     engines = await find_engines(bus, tenant)
     check_engines(engines, workload, tenant)
+    clients = {name: client_of(name, told.endpoint) for name, told in engines.items()}
     run = Replay(
         workload, loop, progress, lambda envelopes, time_s: None, new_epoch(), tenant=tenant
     )
-    async with trio.open_nursery() as nursery, reached(bus, engines, tenant) as cluster:
+    async with trio.open_nursery() as nursery, reached(bus, clients, tenant) as cluster:
         await nursery.start(run.audit.run, bus)
         await run.play(cluster)
         nursery.cancel_scope.cancel()
@@ -113,21 +115,21 @@ def check_engines(
     for name, capabilities in engines.items():
         if capabilities.block_size != workload.block_size:
             raise ConfigError(
-                f"{name}: blocks of {capabilities.block_size} tokens, expected the "
+                f"engine {name!r:.80}: blocks of {capabilities.block_size} tokens, expected the "
                 f"{workload.block_size} of {workload.name}"
             )
 
 
 @asynccontextmanager
 async def reached(
-    bus: Bus, engines: Mapping[str, CapabilitiesReported], tenant: str = DEFAULT_TENANT
+    bus: Bus, engines: Mapping[str, Reach], tenant: str = DEFAULT_TENANT
 ) -> AsyncIterator[Cluster]:
     """The engines, as the harness of a replay wants them."""
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(trio.open_nursery())
         clients: dict[str, InferenceClient] = {}
-        for name, capabilities in engines.items():
-            clients[name] = _Reached(name, capabilities.endpoint, nursery)
+        for name, reach in engines.items():
+            clients[name] = _Reached(reach, nursery)
         pool: Dispatcher | None = None
         if len(clients) > 1:
             pool = Dispatcher(bus, clients, name=POOL, tenant=tenant, epoch=new_epoch())
@@ -148,9 +150,8 @@ async def reached(
 class _Reached:
     """An engine at an endpoint; it is reached anew if it has hung up, as after a restart."""
 
-    def __init__(self, name: str, endpoint: str, nursery: trio.Nursery) -> None:
-        self._name = name
-        self._endpoint = endpoint
+    def __init__(self, reach: Reach, nursery: trio.Nursery) -> None:
+        self._reach = reach
         self._nursery = nursery
         self._client: InferenceClient | None = None
         self._lock = trio.Lock()
@@ -169,7 +170,6 @@ class _Reached:
             raise
 
     async def _hold(self, task_status: trio.TaskStatus[InferenceClient]) -> None:
-        scheme = self._endpoint.partition("://")[0]
-        async with plugins.load("clients", scheme)(self._endpoint) as client:
+        async with self._reach() as client:
             task_status.started(client)
             await trio.sleep_forever()

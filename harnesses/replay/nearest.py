@@ -19,7 +19,9 @@ def nearest_profile(
     """
 
     def differs(name: str) -> tuple[float, str]:
-        engine = plugins.load("engines", "simulated")(name, block_size=block_size, name=name)
+        engine = plugins.load_installed("engines", "simulated")(
+            name, block_size=block_size, name=name
+        )
         theirs: CapabilitiesReported = engine.capabilities()
         ratios = {"GPU cache": _ratio(_room(theirs), _room(capabilities))}
         if costs is not None:

@@ -30,6 +30,7 @@ from hear.messages import (
 from hear.recording import Heard, opened
 
 SUFFIX: Final = ".hear"
+_SHOWN: Final = 8  # tenants that an error lists
 _APART_S: Final = 1e-6
 _SETTLED_S: Final = 1.0  # an engine may report what it stored a moment after the request has ended
 
@@ -111,9 +112,9 @@ def _tenant(path: Path, tenants: set[str], chosen: str | None) -> str:
     if chosen is not None:
         return chosen
     if len(tenants) > 1:
+        told = ", ".join(f"{name!r:.80}" for name in sorted(tenants)[:_SHOWN])
         raise ConfigError(
-            f"{path}: holds requests of {len(tenants)} tenants: {', '.join(sorted(tenants))}; "
-            "choose one with --tenant"
+            f"{path}: holds requests of {len(tenants)} tenants: {told}; choose one with --tenant"
         )
     return next(iter(tenants), DEFAULT_TENANT)
 

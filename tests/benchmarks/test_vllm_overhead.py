@@ -123,7 +123,7 @@ def test_controls_are_timed_on_an_idle_engine(tmp_path: Path) -> None:
         async with cluster(tmp_path) as url, connected(url, name="test") as bus:
             engines = await find_engines(bus, within_s=0.5)
             endpoint = engines["engine0"].endpoint
-            async with plugins.load("clients", "sim+tcp")(endpoint) as client:
+            async with plugins.load_installed("clients", "sim+tcp")(endpoint) as client:
                 engine = Engine(bus, "engine0", client, request)
                 found.update(await latencies(engine, 5, busy=False))
 

@@ -93,7 +93,7 @@ def test_arms_follow_each_other_on_an_engine_that_runs_already(tmp_path: Path) -
     first, second = written["rows"]
     assert second["reuse_all_pct"] == pytest.approx(first["reuse_all_pct"], abs=5)
     assert of_other.startswith("hear: --engine-url sim+tcp://127.0.0.1:9: on ipc://")
-    assert "mine at sim+tcp://127.0.0.1:" in of_other
+    assert "'mine' at 'sim+tcp://127.0.0.1:" in of_other
     assert of_other.count("\n") == 1
 
 

@@ -355,12 +355,12 @@ async def test_a_model_is_chosen_by_name_and_an_unknown_one_names_the_known() ->
         async with connect(server.url, model="lora") as client:
             await client.generate(PROMPT)
         assert server.said["model"] == "lora"
-        with pytest.raises(ConfigError, match="expected one of: base, lora"):
+        with pytest.raises(ConfigError, match="expected one of: 'base', 'lora'"):
             async with connect(server.url, model="other"):
                 pass
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_it_is_found_by_the_scheme_of_an_engines_endpoint(scheme: str) -> None:
-    found: Callable[[str], object] = plugins.load("clients", scheme)
+    found: Callable[[str], object] = plugins.load_received("clients", scheme, "engine")
     assert callable(found)

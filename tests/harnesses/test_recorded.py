@@ -294,7 +294,9 @@ def test_of_several_tenants_one_has_to_be_chosen(tape: Tape) -> None:
     tape.said = Sequencer("e", tenant="acme")
     for number in range(2):
         tape.request("theirs", 2.0 + 2 * number, context=f"c{number}")
-    with pytest.raises(ConfigError, match=r"of 2 tenants: acme, default; choose one with --tenant"):
+    with pytest.raises(
+        ConfigError, match=r"of 2 tenants: 'acme', 'default'; choose one with --tenant"
+    ):
         tape.load()
     loaded = tape.load(tenant="default")
     assert [s.id for s in loaded.workload.sessions] == ["c"]

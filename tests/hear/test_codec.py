@@ -61,7 +61,7 @@ def test_a_body_is_not_read_before_it_is_asked_for() -> None:
     )
     heard = codec.decode(codec.encode(sent))
     assert heard.kind == "context_opened"
-    with pytest.raises(RemoteProtocolError, match=f"{sent.id} from policy.*context_opened"):
+    with pytest.raises(RemoteProtocolError, match=f"{sent.id!r} from 'policy'.*context_opened"):
         codec.open_body(heard)
 
 

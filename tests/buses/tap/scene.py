@@ -20,12 +20,12 @@ _NUM_BLOCKS = 16
 @asynccontextmanager
 async def serving(bus: Bus, policy: str = "cache-aware+guard:40") -> AsyncIterator[Cluster]:
     """The cluster of ``hear.cluster`` on this bus."""
-    load = plugins.load
+    load = plugins.load_installed
 
     def with_this_bus(group: str, name: str) -> object:
         return (lambda: bus) if group == "buses" else load(group, name)
 
-    with patch.object(plugins, "load", with_this_bus):
+    with patch.object(plugins, "load_installed", with_this_bus):
         async with running(
             engine="simulated", profile="h100-qwen3-8b", block_size=BLOCK_SIZE, policy=policy
         ) as cluster:
