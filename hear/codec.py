@@ -113,7 +113,7 @@ def decode(frame: bytes | memoryview) -> Envelope:
         raise RemoteProtocolError(f"not an envelope ({len(frame)} bytes): {error}") from error
 
 
-_CANONICAL_BYTES: Final = 256 << 10
+_CANONICAL_BYTES: Final = 64 << 10
 _MAX_ELEMENTS: Final = 65_536
 _plain_decoder = msgspec.msgpack.Decoder()
 _array_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])

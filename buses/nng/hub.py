@@ -94,17 +94,19 @@ _MAX_SUBSCRIPTIONS: Final = 4_096
 _ANSWER_BELOW_BYTES: Final = 1 << 20  # an answer goes on while less than this waits for its peer
 
 # What a turn may take, and one peer of it, in units of about a microsecond, and what things take.
-_TURN: Final = 3_000
+_TURN: Final = 2_000
 _SHARE: Final = 500
 _FRAME: Final = 20
-_ITEM: Final = 4
-_MESSAGE: Final = 6
-_READER: Final = 3
-_PATTERN: Final = 5
-_STREAM: Final = 4
-_ROW: Final = 2
-_BYTES_A_UNIT: Final = 500
+_HELLO: Final = 200
+_ITEM: Final = 5
+_MESSAGE: Final = 12  # that is looked at
+_READER: Final = 4
+_PATTERN: Final = 10
+_FETCH: Final = 15
+_ROW: Final = 3
 _ANSWER: Final = 500
+_BYTES_A_UNIT: Final = 200
+_LOOKED_AT_BYTES_A_UNIT: Final = 20  # of messages, in which each byte may be an element
 # And what may be sent in a turn.
 _TURN_BYTES: Final = 1 << 20
 _FILL: Final = 16 << 10  # what looking at a peer counts for
@@ -179,10 +181,8 @@ class Hub:
         peer = self._peers.at(connection)
         if peer is None:
             self._hear_stranger(connection, data, now)
-        elif is_sealed(data) or not _is_hello(data):
-            self._keep(peer, data, now)
         else:
-            self._hear_stranger(connection, data, now)
+            self._keep(peer, connection, data, now)
 
     def closed(self, connection: int, now: float) -> None:
         """A connection is gone."""
@@ -250,7 +250,7 @@ class Hub:
         self.opened(connection, now)
         if not self._joining.hears(connection):
             return
-        if self._joining.has_said_enough(connection, now):
+        if self._joining.has_said_enough(connection):
             self._turn_away(connection, "frame.too_many")
             return
         if len(data) > MAX_UNKNOWN_BYTES or is_sealed(data):  # no hello is so
@@ -270,12 +270,12 @@ class Hub:
         else:
             self._turn_away(connection, "frame.unusable", error=f"a {type(wire).__name__}")
 
-    def _keep(self, peer: Peer, data: bytes, now: float) -> None:
+    def _keep(self, peer: Peer, connection: int, data: bytes, now: float) -> None:
         """Keep a frame for the turn of its peer, if there is room; else it will come again."""
         peer.link.heard_s = now
         kept_bytes = self._inbox_bytes.get(peer.grants, 0) + len(data)
         if len(peer.inbox) < MAX_INBOX_FRAMES and kept_bytes <= MAX_INBOX_BYTES:
-            peer.inbox.append(data)
+            peer.inbox.append((connection, data))
             peer.inbox_bytes += len(data)
             self._inbox_bytes[peer.grants] = kept_bytes
             self._to_do.add(peer)
@@ -307,11 +307,11 @@ class Hub:
                     if not peer.items:
                         self._note(peer)
                 elif peer.inbox:
-                    data = peer.inbox.popleft()
+                    connection, data = peer.inbox.popleft()
                     peer.inbox_bytes -= len(data)
                     self._inbox_bytes[peer.grants] -= len(data)
                     spent += _FRAME + len(data) // _BYTES_A_UNIT
-                    spent += self._frame(peer, data, now)
+                    spent += self._frame(peer, connection, data, now)
                 elif self._can_answer(peer):
                     spent += self._go_on_answering(peer)
                 else:
@@ -505,8 +505,12 @@ class Hub:
 
     # -- what a peer says ---------------------------------------------------------------------
 
-    def _frame(self, peer: Peer, data: bytes, now: float) -> int:
+    def _frame(self, peer: Peer, connection: int, data: bytes, now: float) -> int:
         """Look at a frame of a peer; returns what that took, beside its bytes."""
+        if _is_hello(data):
+            if connection == peer.connection:  # else it speaks over another by now
+                self._hear_stranger(connection, data, now)
+            return _HELLO
         if peer.seals is not None:
             opened = peer.seals.open(data)
             if opened is None:
@@ -515,9 +519,8 @@ class Hub:
             data = opened
         wire = decode(data)
         if isinstance(wire, Goodbye):
-            assert peer.connection is not None or not peer.gone
-            if peer.connection is not None:
-                self._goodbye(peer.connection, peer, now)
+            if connection == peer.connection:
+                self._goodbye(connection, peer, now)
             return _ITEM
         if not isinstance(wire, Frame):
             raise RemoteProtocolError(f"a {type(wire).__name__} from a client that has joined")
@@ -544,7 +547,7 @@ class Hub:
         self._grown[peer.grants] = None
         if isinstance(item, Run):
             run = self._screening.run(peer, item)
-            spent = _MESSAGE * len(item.messages) if peer.grants.checks_sources else 0
+            spent = self._looked_at(peer, item.messages)
             return spent + (self._pass_on(peer, run, receipt) if run.messages else _ITEM)
         return _ITEM + self._other(peer, item)
 
@@ -563,23 +566,32 @@ class Hub:
         elif isinstance(item, Fetch):
             if item.subscription in peer.subscriptions:
                 self._snapshots.fetch(peer, item.subscription, item.stem)
+            return _FETCH
         elif isinstance(item, Snapshot):
             messages = self._screening.messages(peer, item.stem, item.messages)
             self._snapshots.take(peer, item, messages)
-            return _MESSAGE * len(item.messages)
+            return _FETCH + self._looked_at(peer, item.messages)
         elif isinstance(item, Lost):
             return self._pass_on_lost(peer, item.stems)
         elif isinstance(item, Will):
             self._leave_will(peer, item)
-            return _MESSAGE * len(item.runs)
+            return sum(self._looked_at(peer, run.messages) for run in item.runs)
         elif isinstance(item, Standing):
             stand(peer, item)
             return _ROW * len(item.rows)
         elif isinstance(item, Question):
-            return self._question(peer, item)
+            self._question(peer, item)
         else:
             raise RemoteProtocolError(f"a {type(item).__name__} from a client")
         return 0
+
+    @staticmethod
+    def _looked_at(peer: Peer, messages: Sequence[bytes]) -> int:
+        """What it takes to look at messages, if the key of their sender wants that."""
+        if not peer.grants.checks_sources:
+            return 0
+        size_bytes = sum(map(len, messages))
+        return _MESSAGE * len(messages) + size_bytes // _LOOKED_AT_BYTES_A_UNIT
 
     def _leave_will(self, peer: Peer, item: Will) -> None:
         will = [*peer.will] if item.more else []
@@ -668,7 +680,7 @@ class Hub:
         for stem in streams:
             self._snapshots.fetch(peer, number, stem)
         self._dirty.add(peer)
-        return _PATTERN * len(patterns) + _STREAM * len(streams)
+        return _PATTERN * len(patterns) + _FETCH * len(streams)
 
     def _why_not(self, peer: Peer, item: Subscribe) -> str:
         """Why a subscription is refused; nothing if it is not."""
@@ -687,40 +699,41 @@ class Hub:
         if not self._screening.may_publish(peer, item.stem):
             return 0
         self._snapshots.provide(peer, item.stem)
-        spent = _STREAM
+        spent = _FETCH
         if item.resumed:
             for reader in self._routes.of(item.stem):
                 for subscription in reader.subscriptions.values():
                     spent += len(subscription.patterns)
                     if subscription.covers(item.stem):
+                        spent += _FETCH
                         self._snapshots.fetch(reader, subscription.number, item.stem)
         return spent
 
-    def _question(self, peer: Peer, question: Question) -> int:
-        """Begin to answer, instead of what was asked before."""
-        spent = 0
+    def _question(self, peer: Peer, question: Question) -> None:
+        """Begin to answer, instead of what was asked before. The work is done as it is wanted."""
         if question.about == "history":
             peer.answer = answer_history(question, self._history, peer.grants)
         elif question.about == "statistics":
-            if peer.grants.may_hear_all:
-                told = self.statistics()
-            else:
-                told = statistics(self._peers.with_grants(peer.grants), Gone())
-            peer.answer = answer_statistics(question, told)
-            spent = _ROW * len(told.subscriptions)
+            peer.answer = answer_statistics(question, lambda: self._statistics_for(peer))
         else:
             peer.answer = iter((Answer(question.number, [], True),))
-        return spent
+
+    def _statistics_for(self, peer: Peer) -> BusStatistics:
+        if peer.grants.may_hear_all:
+            return self.statistics()
+        return statistics(self._peers.with_grants(peer.grants), Gone())
 
     def _go_on_answering(self, peer: Peer) -> int:
         assert peer.answer is not None
         answer = next(peer.answer, None)
-        if answer is not None:
-            peer.backlog.put(answer, sum(map(len, answer.parts)))
-            if answer.last:
-                peer.answer = None
-            self._dirty.add(peer)
-        return _ANSWER
+        if answer is None:
+            return _ANSWER
+        size_bytes = sum(map(len, answer.parts))
+        peer.backlog.put(answer, size_bytes)
+        if answer.last:
+            peer.answer = None
+        self._dirty.add(peer)
+        return _ANSWER + size_bytes // _BYTES_A_UNIT
 
     # -- pieces -------------------------------------------------------------------------------
 

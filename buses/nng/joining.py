@@ -38,9 +38,6 @@ MAX_UNKNOWN_FRAMES: Final = 128
 """Most frames over a connection that has not joined. A client that was connected anew without
 noticing sends what it has on its way before it says hello again."""
 
-MAX_HELLOS: Final = 32
-"""Most hellos within ``JOIN_S`` over a connection that has joined."""
-
 REFUSED_S: Final = 0.2
 """A connection is closed so long after a refusal was sent over it."""
 
@@ -75,8 +72,6 @@ class _Connection:
     close_s: float = inf
     nonce: bytes = field(default_factory=new_nonce)
     num_frames: int = 0
-    since_s: float = 0.0
-    """Since when hellos of a joined connection are counted."""
     refused: bool = False
 
 
@@ -126,16 +121,13 @@ class Joining:
         stranger = self._strangers.get(connection)
         return stranger is None or not stranger.refused
 
-    def has_said_enough(self, connection: int, now: float) -> bool:
-        """Count a frame of a connection that has not joined, or a hello of one that has; whether
-        there were too many for one that means to join."""
-        there = self._connections[connection]
-        there.num_frames += 1
-        if connection in self._strangers:
-            return there.num_frames > MAX_UNKNOWN_FRAMES
-        if now >= there.since_s + JOIN_S:
-            there.since_s, there.num_frames = now, 1
-        return there.num_frames > MAX_HELLOS
+    def has_said_enough(self, connection: int) -> bool:
+        """Count a frame; whether there were too many for one that means to join."""
+        stranger = self._strangers.get(connection)
+        if stranger is None:
+            return False
+        stranger.num_frames += 1
+        return stranger.num_frames > MAX_UNKNOWN_FRAMES
 
     def refused(self, connection: int, now: float) -> None:
         """A refusal was sent over a connection."""

@@ -67,8 +67,8 @@ class Peer:
     connection: int | None = None
     away_since_s: float = inf
     subscriptions: dict[int, Subscription] = field(default_factory=dict)
-    inbox: deque[bytes] = field(default_factory=deque)
-    """Frames that have come and were not looked at yet."""
+    inbox: deque[tuple[int, bytes]] = field(default_factory=deque)
+    """Frames that have come and were not looked at yet, and over which connection."""
     inbox_bytes: int = 0
     items: deque[Item] = field(default_factory=deque)
     """What is left to do of the frame that was looked at last."""

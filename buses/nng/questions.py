@@ -3,7 +3,7 @@
 Who may hear everything is told of everybody; anyone else of those with the same key alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -104,9 +104,9 @@ def answer_history(question: Question, history: History, grants: Grants) -> Iter
         yield None if told is None else Answer(question.number, *told)
 
 
-def answer_statistics(question: Question, told: BusStatistics) -> Iterator[Answer]:
+def answer_statistics(question: Question, tell: Callable[[], BusStatistics]) -> Iterator[Answer]:
     """The bytes of the statistics, in pieces."""
-    data = msgspec.msgpack.encode(told)
+    data = msgspec.msgpack.encode(tell())
     for start in range(0, len(data), FRAME_FILL_BYTES):
         piece = data[start : start + FRAME_FILL_BYTES]
         yield Answer(question.number, [piece], start + len(piece) == len(data))
