@@ -28,6 +28,8 @@ from hear.seams import Bus
 NAME = r"[A-Za-z0-9_\-+:][A-Za-z0-9_\-.+:]{0,127}"
 """What a part of a cluster may be named."""
 
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
 END_WITHIN_S = 1.5
 """What a command may take to end after a signal before the process is ended for it."""
 
@@ -186,21 +188,23 @@ def run_until_signal(main: Callable[[trio.Event], Awaitable[int]]) -> int:
 
     async def guarded() -> int:
         stopping = trio.Event()
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with trio.open_nursery() as nursery:
+        token = trio.lowlevel.current_trio_token()
 
-                async def watch() -> None:
-                    async for number in signals:
-                        caught.append(number)
-                        timer = threading.Timer(END_WITHIN_S, os._exit, (128 + number,))
-                        timer.daemon = True
-                        timer.start()
-                        stopping.set()
+        def catch(number: int, frame: object) -> None:
+            # The time begins here and not in a task, since tasks may be what hangs.
+            caught.append(number)
+            timer = threading.Timer(END_WITHIN_S, os._exit, (128 + number,))
+            timer.daemon = True
+            timer.start()
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(stopping.set)
 
-                nursery.start_soon(watch)
-                code = await main(stopping)
-                nursery.cancel_scope.cancel()
-        return code
+        before = {number: signal.signal(number, catch) for number in _ENDING}
+        try:
+            return await main(stopping)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     with unwrapped():
         code: int = trio.run(guarded, clock=SharedClock())

@@ -47,12 +47,14 @@ class SubscriptionStatistics:
 class BusStatistics:
     """Messages published by category, and how each subscription fares.
 
-    ``lagged`` counts the subscriptions that were closed with ``LaggedError``.
+    ``lagged`` counts the subscriptions that were closed with ``LaggedError``. ``own_key_only``: a
+    bus with keys counts no more than the participants with the same key for who may not hear all.
     """
 
     published: dict[str, int]
     subscriptions: tuple[SubscriptionStatistics, ...]
     lagged: int = 0
+    own_key_only: bool = False
 
 
 class Subscription(Protocol):
@@ -151,7 +153,7 @@ class CentralBus(RememberingBus, Protocol):
     """A bus with a centre, which knows how every participant fares and not only this one."""
 
     async def central_statistics(self) -> BusStatistics:
-        """The same as ``statistics``, with rows of all participants.
+        """The same as ``statistics``, with rows of all participants (but for ``own_key_only``).
 
         Raises:
             BusError: the bus is closed or did not answer in time.

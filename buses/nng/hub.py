@@ -721,7 +721,7 @@ class Hub:
     def _statistics_for(self, peer: Peer) -> BusStatistics:
         if peer.grants.may_hear_all:
             return self.statistics()
-        return statistics(self._peers.with_grants(peer.grants), Gone())
+        return statistics(self._peers.with_grants(peer.grants), Gone(), own_key_only=True)
 
     def _go_on_answering(self, peer: Peer) -> int:
         assert peer.answer is not None

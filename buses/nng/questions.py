@@ -67,7 +67,7 @@ def stand(peer: Peer, standing: Standing) -> None:
     peer.lagged = _count(standing.lagged)
 
 
-def statistics(peers: list[Peer], gone: Gone) -> BusStatistics:
+def statistics(peers: list[Peer], gone: Gone, *, own_key_only: bool = False) -> BusStatistics:
     """What these peers have published, and how each subscription of each of them fares.
 
     What waits for a peer at the hub counts for each of its subscriptions.
@@ -90,7 +90,12 @@ def statistics(peers: list[Peer], gone: Gone) -> BusStatistics:
                 )
             )
     lagged = gone.lagged + sum(peer.num_lagged for peer in peers)
-    return BusStatistics(published=published, subscriptions=tuple(rows), lagged=lagged)
+    return BusStatistics(
+        published=published,
+        subscriptions=tuple(rows),
+        lagged=lagged,
+        own_key_only=own_key_only,
+    )
 
 
 def answer_history(question: Question, history: History, grants: Grants) -> Iterator[Answer | None]:

@@ -98,6 +98,8 @@ class Status(Struct, kw_only=True):
     lagged: int
     remembers: bool
     central: bool
+    own_key_only: bool = False
+    """Whether ``subscribers``, ``published`` and ``lagged`` are of those with this key alone."""
 
     @property
     def nobody(self) -> bool:
@@ -135,7 +137,9 @@ async def look(bus: Bus, *, name: str, policies: Iterable[str] = ()) -> Status:
     return Status(
         time_s=now,
         engines=engines.tell(now),
-        policies=_policies(past, _subscribed(rows), policies, central),
+        policies=_policies(
+            past, _subscribed(rows), policies, central and not statistics.own_key_only
+        ),
         subscribers=[
             SubscriberStatus(name=r.name, queued=r.queued, received=r.received, dropped=r.dropped)
             for r in rows
@@ -144,6 +148,7 @@ async def look(bus: Bus, *, name: str, policies: Iterable[str] = ()) -> Status:
         lagged=statistics.lagged,
         remembers=remembering is not None,
         central=central,
+        own_key_only=statistics.own_key_only,
     )
 
 

@@ -65,7 +65,10 @@ def _parts(status: Status) -> Iterable[str | Table]:
     yield ""
     yield _subscribers(status)
     published = ", ".join(f"{n:,} {category}" for category, n in status.published.items() if n)
-    whose = "all participants" if status.central else "this participant alone"
+    if status.own_key_only:
+        whose = "the participants with this key alone"
+    else:
+        whose = "all participants" if status.central else "this participant alone"
     yield f"published {published or 'nothing'}; {status.lagged} cut off for lagging ({whose})"
 
 

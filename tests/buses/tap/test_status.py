@@ -1,6 +1,7 @@
 """One look at a cluster: who is there, who does not answer, and how long it may take."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,6 +208,23 @@ async def test_a_bus_with_a_centre_is_asked_for_all_participants(
     assert text(status).splitlines()[-1] == (
         "published 12 state; 1 cut off for lagging (all participants)"
     )
+
+
+async def test_who_is_told_of_its_own_key_alone_is_told_so(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class OfOneKey(Central):
+        async def central_statistics(self) -> BusStatistics:
+            told = await super().central_statistics()
+            return replace(told, own_key_only=True)
+
+    bus = OfOneKey()
+    engine(bus, "e0")
+    status = await seen(bus)
+    assert text(status).splitlines()[-1] == (
+        "published 12 state; 1 cut off for lagging (the participants with this key alone)"
+    )
+    assert [policy.subscribed for policy in status.policies] == [None] * len(status.policies)
 
 
 async def test_nobody_there_is_one_line_and_code_2(
