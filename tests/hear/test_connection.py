@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from hear.connection import default_url, make_run_directory, run
+from hear.connection import default_url, make_own_folders, run
 from hear.errors import BusError, ConfigError, HearError
 
 
@@ -64,15 +64,12 @@ def test_a_folder_for_sockets_is_made_for_this_user_alone(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("HEAR_BUS", raising=False)
-    path = make_run_directory()
-    assert path == tmp_path / "hear"
-    assert path.stat().st_mode & 0o777 == 0o700
-    assert make_run_directory() == path
+    path = tmp_path / "hear"
     assert default_url() == f"ipc://{path}/bus"
-    path.chmod(0o777)
-    with pytest.raises(ConfigError, match="others may write there"):
-        make_run_directory()
-    path.rmdir()
-    path.write_text("a file")
-    with pytest.raises(ConfigError, match="cannot be used for sockets"):
-        make_run_directory()
+    for _ in range(2):
+        make_own_folders(path / "cluster" / "engine")
+        assert path.stat().st_mode & 0o777 == 0o700
+        assert (path / "cluster").stat().st_mode & 0o777 == 0o700
+        assert not (path / "cluster" / "engine").exists()
+    make_own_folders(tmp_path / "elsewhere" / "bus")
+    assert not (tmp_path / "elsewhere").exists(), "where one says a path, one has chosen it"
