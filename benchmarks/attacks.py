@@ -303,7 +303,7 @@ def broken(case: Case, base: Case) -> list[str]:
 
 def main() -> int:
     """Run all attacks, or be a part of one."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = [attack.__name__ for attack in (*rogue.STRANGERS, *rogue.HOLDERS)]
     parser.add_argument("--quick", action="store_true", help="three seconds each")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME")

@@ -12,6 +12,7 @@ import msgspec
 from hear.buses.trace_events import TraceEvents
 from hear.cli import Command
 from hear.errors import ConfigError
+from hear.own_files import open_new
 from hear.recording import Recording, opened
 
 
@@ -70,7 +71,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     in_place = target.exists() and not target.is_file()
     temporary = target if in_place else target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with target.open("wb") if in_place else open_new(temporary) as file:
             yield file
         if not in_place:
             temporary.replace(target)

@@ -138,7 +138,7 @@ def _created(path: Path, force: bool) -> FileIO:
     """Open the file only once the bus was joined, so that a wrong address leaves none behind."""
     try:
         _check(path, force)
-        return FileIO(path, "w")
+        return FileIO(path, "w" if force or path.exists() else "x")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -13,7 +13,7 @@ from hear.connection import (
     check_name,
     cluster_directory,
     connected,
-    make_run_directory,
+    make_own_folders,
     run_until_signal,
 )
 from hear.engines.ledger import Ledger
@@ -62,8 +62,7 @@ def run(namespace: argparse.Namespace) -> int:
     if not 1 <= namespace.block_size <= 1 << 20:
         raise ConfigError(f"--block-size {namespace.block_size}: expected 1 to {1 << 20} tokens")
     if namespace.endpoint is None:
-        make_run_directory()
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_own_folders(folder / name)
     ranks = parse_ranks(namespace.ranks)
     backend = plugins.load_typed("engines", namespace.kind)(
         namespace.profile, block_size=namespace.block_size, name=name

@@ -16,9 +16,11 @@ from typing import Final
 
 import msgspec
 
+from hear.connection import make_own_folders
 from hear.errors import ConfigError
 from hear.intake import Answer
 from hear.messages import DEFAULT_TENANT, Key, OperationOutcome
+from hear.own_files import check_opened, open_new
 
 _LENGTH_BYTES: Final = 4
 _MAX_ENTRY_BYTES: Final = 1 << 20
@@ -59,6 +61,7 @@ class Ledger:
         self._begun: dict[tuple[str, str], tuple[Key, str]] = {}  # by tenant and operation
         self._ended: dict[str, OrderedDict[str, Answer]] = {}  # by tenant
         self._num_entries = 0
+        make_own_folders(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._open()
@@ -122,10 +125,14 @@ class Ledger:
         """Open the file, for this worker alone."""
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
+            check_opened(file, self.path)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(file)
             raise ConfigError(f"ledger {self.path}: another worker uses it") from None
+        except ConfigError:
+            os.close(file)
+            raise
         return file
 
     def _take(self, tenant: str, answer: Answer) -> None:
@@ -179,7 +186,7 @@ class Ledger:
             for (tenant, _), (key, control) in self._begun.items()
         ]
         beside = self.path.with_name(f"{self.path.name}.new")
-        with beside.open("wb") as file:
+        with open_new(beside, 0o600) as file:
             file.writelines(map(_framed, entries))
         beside.replace(self.path)
         os.close(self._file)

@@ -33,6 +33,15 @@ def load_toml(path: Path, type_: type[_T]) -> _T:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return parse_toml(path, text, type_)
+
+
+def parse_toml(path: Path, text: str, type_: type[_T]) -> _T:
+    """The same of the text of a file that was read already.
+
+    Raises:
+        ConfigError: it is not TOML, or says something that does not fit.
+    """
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

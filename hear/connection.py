@@ -23,6 +23,7 @@ from hear import plugins
 from hear.clock import SharedClock
 from hear.errors import ConfigError
 from hear.nursery import unwrapped
+from hear.own_files import check_socket, own_folder
 from hear.seams import Bus
 
 NAME = r"[A-Za-z0-9_\-+:][A-Za-z0-9_\-.+:]{0,127}"
@@ -35,7 +36,10 @@ END_WITHIN_S = 1.5
 
 
 def run_directory() -> Path:
-    """Where sockets and other files of running clusters of this user live."""
+    """Where sockets and other files of running clusters of this user live.
+
+    Another user may have made it: use what is in it only after ``make_own_folders``.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "hear" if base else Path(f"/tmp/hear-{os.getuid()}")
 
@@ -78,24 +82,20 @@ def cluster_directory(url: str) -> Path:
     return run_directory() / sha256(url.encode()).hexdigest()[:12]
 
 
-def make_run_directory() -> Path:
-    """Make the folder of sockets, for this user alone.
+def make_own_folders(path: Path) -> None:
+    """Make the folders from the run directory down to ``path``, and see that they are ours alone.
+
+    Who joins or connects makes them too: where nothing is yet, another could come first while one
+    waits for a hub. A path that is not in the run directory is left to whoever has chosen it.
 
     Raises:
-        ConfigError: it cannot be made, or another could put sockets of theirs there.
+        ConfigError: one cannot be made, or others could put files of theirs there.
     """
-    path = run_directory()
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be used for sockets: {error.strerror}") from error
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise ConfigError(
-            f"{path}: others may write there, expected a folder of this user alone (or set "
-            "XDG_RUNTIME_DIR, or give --bus)"
-        )
-    return path
+    base = run_directory()
+    inside = Path(os.path.abspath(path))
+    if inside.is_relative_to(base):
+        for folder in reversed(inside.relative_to(base).parents):
+            own_folder(base / folder)
 
 
 def default_url() -> str:
@@ -140,10 +140,16 @@ def connected(url: str, *, name: str, key: Path | None = None) -> AbstractAsyncC
     The part of the URL before ``://`` names the kind of bus, an entry point of ``hear.buses``.
 
     Raises:
-        ConfigError: this is no URL of a bus that is known here.
+        ConfigError: this is no URL of a bus that is known here, or its socket is another user's and
+            no key is given.
         BusError: nobody answers there, or it refuses this name or key.
     """
     scheme = check_url(url)
+    if scheme == "ipc":
+        path = Path(url.removeprefix("ipc://"))
+        make_own_folders(path)
+        if key is None:  # with one, the hub shows that it knows it
+            check_socket(path)
     made: AbstractAsyncContextManager[Bus] = plugins.load_installed("buses", scheme)(
         url, name=name, key=key
     )

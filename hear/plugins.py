@@ -32,7 +32,8 @@ def names(group: str) -> list[str]:
 def look_here() -> None:
     """Let plug-ins of one's own, as package.module:Name, be found in the folder where one stands.
 
-    It is looked at last, so that nothing there hides what is installed.
+    It is looked at last, so that nothing there hides what is installed, and only once such a path
+    was given: what merely lies there is not run.
     """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

@@ -23,8 +23,9 @@ from hear.connection import (
     cluster_directory,
     connected,
     default_url,
-    make_run_directory,
+    make_own_folders,
     own_name,
+    run_directory,
     run_until_signal,
 )
 from hear.errors import BusError, ConfigError
@@ -40,6 +41,8 @@ LAUNCHED_READY_S: Final = 300.0
 """The same if there are engines of other kinds, which may load a model first."""
 
 _BUS: Final = "bus"
+_HEAR: Final = (sys.executable, "-P", "-m", "hear.cli")
+"""With ``-m`` alone, a module in the folder where one stands would hide an installed one."""
 _OF_SIMULATED: Final = ("profile", "block_size")
 _OF_LAUNCHED: Final = ("model", "options", "cpu_tier_gib")
 _Name = Annotated[str, Meta(pattern=rf"^{NAME}\Z")]  # $ would let a line end pass
@@ -82,6 +85,8 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     keys: str | None = None
     """Keyring of the hub, and with it ``key``: the key of the parts that are started here."""
     key: str | None = None
+    without_keys: bool = False
+    """Let the hub listen where others reach it, without keys: they may do everything."""
     state: str | None = None
     """Folder for what has to survive a restart; by default beside the sockets."""
     engine: tuple[EngineConfig, ...] = ()
@@ -108,8 +113,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command."""
     to_stderr()
-    plugins.look_here()
-    make_run_directory()
+    make_own_folders(run_directory() / _BUS)
     path: Path | None = namespace.config
     config = DEFAULT if path is None else load_toml(path, ClusterConfig)
     url, parts = plan(config, path)
@@ -150,6 +154,7 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
             raise ConfigError(f"{at}: two parts are named {name!r}: {taken[name]}, and {kind}")
         taken[name] = kind
     keys = [] if config.keys is None else ["--keys", str(base / config.keys)]
+    keys += ["--without-keys"] if config.without_keys else []
     parts = [_part(_BUS, ["--bus", url, *keys])]
     ranks = ",".join(f"{name}={rank}" for name, rank, _ in policies)
     for place, (name, engine) in enumerate(zip(names, config.engine, strict=True)):
@@ -174,7 +179,7 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
                 command = launch(engine, name=name, joining=joining)
             except ConfigError as error:
                 raise ConfigError(f"{_at(path, f'engine[{place}].kind')}: {error}") from error
-            parts.append(Part(name, (sys.executable, "-m", "hear.cli", *command)))
+            parts.append(Part(name, (*_HEAR, *command)))
         else:
             ledger = ["--ledger", str(state / f"{name}.ledger")]
             parts.append(_part("engine", [*_simulated(engine, name), *joining, *ledger], name))
@@ -236,7 +241,7 @@ def _at(path: Path | None, setting: str) -> str:
 
 
 def _part(kind: str, arguments: list[str], name: str | None = None) -> Part:
-    command = (sys.executable, "-m", "hear.cli", "run", kind, *arguments, "--with-parent")
+    command = (*_HEAR, "run", kind, *arguments, "--with-parent")
     return Part(name or kind, command)
 
 

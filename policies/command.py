@@ -5,7 +5,6 @@ import argparse
 import structlog
 import trio
 
-from hear import plugins
 from hear.cli import Command
 from hear.clock import new_epoch
 from hear.connection import add_bus_arguments, check_name, connected, run_until_signal
@@ -32,7 +31,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command; 1 if the policy failed."""
-    plugins.look_here()
     made = parse(namespace.policy).make()
     if len(made) != 1:
         raise PluginError(

@@ -41,6 +41,8 @@ def parse(text: str) -> PolicySpec:
         name, arguments = _split(word, text)
         if name == NONE:
             raise ConfigError(f"policy {text!r}: {NONE} is no policy, so it stands alone")
+        if ":" in name:
+            plugins.look_here()
         factory = plugins.load_typed("policies", name)
         made = _make(factory, arguments, word)
         if made in names:

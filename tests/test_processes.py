@@ -225,7 +225,10 @@ async def test_parts_that_are_killed_come_back_and_the_others_find_them(tmp_path
         (["run", "engine", "e", "--kind", "vlm"], "no engine named 'vlm'"),
         (["run", "engine", "e", "--block-size", "0"], "--block-size 0"),
         (["run", "engine", "e", "--ledger", "{tmp}"], "ledger {tmp}: cannot be used"),
-        (["run", "bus", "--bus", "tcp://nowhere.invalid:1"], "cannot be listened on"),
+        (
+            ["run", "bus", "--without-keys", "--bus", "tcp://nowhere.invalid:1"],
+            "cannot be listened on",
+        ),
         (["run", "bus", "--bus", "tcp://127.0.0.1:x"], "tcp://127.0.0.1:x"),
         (["run", "bus", "--keys", "{tmp}/none"], "cannot be read"),
         (["run", "dance"], "invalid choice: 'dance'"),

@@ -16,8 +16,9 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from hear.buses.nng.frames import NONCE_BYTES
-from hear.config import load_toml, where
+from hear.config import parse_toml, where
 from hear.errors import ConfigError, ProtocolError
+from hear.own_files import read_own
 from hear.subjects import Pattern
 
 MIN_SECRET_BYTES: Final = 16
@@ -193,9 +194,9 @@ def load_key(path: Path) -> KeyFile:
     """Read the key of one who joins.
 
     Raises:
-        ConfigError: the file cannot be read or used.
+        ConfigError: the file cannot be read or used, or is not this user's alone.
     """
-    key = load_toml(path, KeyFile)
+    key = parse_toml(path, read_own(path), KeyFile)
     _check_secret(path, "secret", key.secret)
     return msgspec.structs.replace(key, tls=_beside(path, key.tls))
 
@@ -204,9 +205,9 @@ def load_keyring(path: Path) -> KeyringFile:
     """Read the keys of a hub.
 
     Raises:
-        ConfigError: the file cannot be read or used.
+        ConfigError: the file cannot be read or used, or is not this user's alone.
     """
-    keyring = load_toml(path, KeyringFile)
+    keyring = parse_toml(path, read_own(path), KeyringFile)
     names = set()
     for number, grant in enumerate(keyring.key):
         at = f"key[{number}]"

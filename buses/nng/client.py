@@ -498,7 +498,11 @@ async def connect(
         BusError: the hub does not answer, or refuses this name or key.
     """
     key_file = None if key is None else load_key(key)
-    wire = ClientWire(url, key_file.tls if key_file and url.startswith("tls") else None)
+    wire = ClientWire(
+        url,
+        key_file.tls if key_file and url.startswith("tls") else None,
+        any_owner=key_file is not None,
+    )
     member = Member(
         name,
         session=f"{new_epoch()}-{secrets.token_hex(8)}",

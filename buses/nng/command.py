@@ -1,19 +1,22 @@
 """``hear run bus``: the hub in a process of its own."""
 
 import argparse
+import os
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
+import structlog
 import trio
 
 from hear.buses.nng.server import serve
 from hear.cli import Command
-from hear.connection import (
-    default_url,
-    make_run_directory,
-    run_directory,
-    run_until_signal,
-)
+from hear.connection import default_url, make_own_folders, run_until_signal
+from hear.errors import ConfigError
+
+_log = structlog.get_logger("hear.hub")
+
+_PRIVATE_UMASK = 0o077
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,21 +33,72 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="who may join, and what each may say and hear; without it, all who reach the address",
     )
+    parser.add_argument(
+        "--without-keys",
+        action="store_true",
+        help="listen without keys also where others reach the address: they may do everything",
+    )
 
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command."""
-    if namespace.bus.startswith(f"ipc://{run_directory()}/"):
-        make_run_directory()
+    url, keys = namespace.bus, namespace.keys
+    check_reach(url, keys=keys is not None, without_keys=namespace.without_keys)
+    if url.startswith("ipc://"):
+        make_own_folders(Path(url.removeprefix("ipc://")))
+        if keys is None and not namespace.without_keys:
+            os.umask(_PRIVATE_UMASK)  # of the socket: who may open it may do everything
 
     async def main(stopping: trio.Event) -> int:
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(serve, namespace.bus, keys=namespace.keys))
+            await nursery.start(partial(serve, url, keys=keys))
+            if warning := _warning(url, keys=keys is not None):
+                _log.warning("hub.exposed", url=url, because=warning)
             await stopping.wait()
             nursery.cancel_scope.cancel()
         return 0
 
     return run_until_signal(main)
+
+
+def check_reach(url: str, *, keys: bool, without_keys: bool) -> None:
+    """See that no hub that grants everything to everyone listens where others reach it by mistake.
+
+    Raises:
+        ConfigError: it would, and nobody has said that it may; or both was said.
+    """
+    if keys and without_keys:
+        raise ConfigError("--keys and --without-keys: expected one of them")
+    if not keys and not without_keys and _is_for_others(url):
+        raise ConfigError(
+            f"bus {url!r}: without keys, whoever reaches this address may say and hear everything: "
+            "give --keys FILE, listen on 127.0.0.1 or ipc://, or say that it is meant with "
+            "--without-keys (without_keys = true in a cluster file)"
+        )
+
+
+def _warning(url: str, *, keys: bool) -> str:
+    """What whoever runs the hub should know about who is kept out; nothing if all others are."""
+    if not url.startswith("tcp://"):
+        return ""
+    if not keys:
+        who = "everyone who reaches it" if _is_for_others(url) else "every user of this machine"
+        return f"without keys, {who} may say and hear everything"
+    if _is_for_others(url):
+        return "tcp:// is not encrypted, what is said can be read on the way: use tls+tcp://"
+    return ""
+
+
+def _is_for_others(url: str) -> bool:
+    """Whether other machines may reach an address. Of a name nobody knows, but of localhost."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("tcp", "tls+tcp"):
+        return False
+    host = rest.rpartition(":")[0].strip("[]")
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 RUN = Command("the hub of a bus between processes", configure, run)

@@ -17,6 +17,7 @@ of a client the name of its key. So no client's can be the hub's.
 import select
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import pynng
@@ -25,6 +26,7 @@ import trio
 from hear.buses.nng.access import TlsFiles
 from hear.buses.nng.frames import MAX_FRAME_BYTES
 from hear.errors import ConfigError
+from hear.own_files import check_free, is_trusted, read_own
 
 _RECONNECT_MIN_MS: Final = 20
 _RECONNECT_MAX_MS: Final = 200
@@ -56,13 +58,17 @@ def _check(url: str, tls: TlsFiles | None) -> None:
 def _tls_config(tls: TlsFiles | None, *, server: bool) -> pynng.TLSConfig | None:
     if tls is None:
         return None
+    # Read here and not by nng, so that what was looked at is what is used.
+    own = read_own(Path(tls.certificate))
+    authority = read_own(Path(tls.authority), secret=False)
     try:
         return pynng.TLSConfig(
             pynng.TLSConfig.MODE_SERVER if server else pynng.TLSConfig.MODE_CLIENT,
             server_name=None if server else tls.server_name,
             auth_mode=pynng.TLSConfig.AUTH_MODE_REQUIRED,
-            ca_files=[tls.authority],
-            cert_key_file=tls.certificate,
+            ca_string=authority,
+            own_cert_string=own,
+            own_key_string=own,
         )
     except (pynng.NNGException, OSError) as error:
         raise ConfigError(
@@ -94,14 +100,18 @@ class _Arrivals:
 class ClientWire:
     """A connection to the hub that comes back by itself."""
 
-    def __init__(self, url: str, tls: TlsFiles | None = None) -> None:
+    def __init__(self, url: str, tls: TlsFiles | None = None, *, any_owner: bool = True) -> None:
         """Begin to connect.
+
+        Args:
+            any_owner: whether to speak to a hub of another user of this machine.
 
         Raises:
             ConfigError: the address or a certificate cannot be used.
         """
         _check(url, tls)
         self._url = url
+        self._any_owner = any_owner
         self._tls = _tls_config(tls, server=False)
         self._hub_name = None if tls is None else tls.server_name or _host(url)
         self.impostor: str | None = None
@@ -121,6 +131,8 @@ class ClientWire:
             )
             if self._hub_name is not None:
                 socket.add_pre_pipe_connect_cb(self._check_hub)
+            if not self._any_owner:
+                socket.add_pre_pipe_connect_cb(_close_if_strangers)
             try:
                 socket.dial(self._url, block=False)
             except BaseException:
@@ -179,6 +191,8 @@ class HubWire:
         """
         _check(url, tls)
         self._has_certificates = tls is not None
+        if url.startswith("ipc://"):
+            check_free(Path(url.removeprefix("ipc://")))
         self._pipes: dict[int, Any] = {}
         self._opened: list[int] = []
         # Filled by a thread of nng, emptied by ours.
@@ -279,6 +293,17 @@ class HubWire:
     def close(self) -> None:
         """Close the socket and all connections."""
         _close(self._socket)
+
+
+def _close_if_strangers(pipe: Any) -> None:
+    """Close a connection to another user's hub before anything passes over it.
+
+    A socket can be looked at before, but not a hub that comes in the place of one that has gone.
+    """
+    uid = pynng.ffi.new("uint64_t *")
+    unknown = pynng.lib.nng_pipe_get_uint64(pipe.pipe, b"ipc:peer-uid", uid)
+    if not unknown and not is_trusted(uid[0]):  # unknown of a connection that is not ipc://
+        pipe.close()
 
 
 def _close(socket: pynng.Pair1) -> None:

@@ -8,20 +8,24 @@ A client that hangs up takes its requests with it, as one of a real engine does.
 Times in a result are of the engine's clock, which processes of a deployment share.
 """
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import structlog
 import trio
 
+from hear.connection import make_own_folders
 from hear.endpoints import is_host, is_port, scheme_of
 from hear.errors import ConfigError, EngineError
 from hear.nursery import unwrapped
+from hear.own_files import check_free
 from hear.seams import InferenceClient, InferenceRequest, InferenceResult
 
 _log = structlog.get_logger("hear.engine")
@@ -77,9 +81,13 @@ async def serve(
         ConfigError: the address cannot be used, or is in use.
     """
     address = _parse(endpoint)
+    if address.path:
+        make_own_folders(Path(address.path))
+        check_free(Path(address.path))
     try:
         if address.path:
             listeners: list[trio.SocketListener] = [await _listen(address.path)]
+            bound = os.lstat(address.path)
         else:
             listeners = await trio.open_tcp_listeners(address.port, host=address.host)
     except OSError as error:
@@ -94,8 +102,9 @@ async def serve(
             task_status.started(told)
     finally:
         if address.path:
-            with trio.CancelScope(shield=True):
-                await trio.Path(address.path).unlink(missing_ok=True)
+            with trio.CancelScope(shield=True), suppress(FileNotFoundError):
+                if os.path.samestat(os.lstat(address.path), bound):  # still our own
+                    await trio.Path(address.path).unlink()
 
 
 async def _listen(path: str) -> trio.SocketListener:
@@ -121,8 +130,10 @@ async def _is_stale(path: str) -> bool:
         return False
     try:
         stream = await trio.open_unix_socket(path)
-    except OSError:
+    except ConnectionRefusedError:
         return True
+    except OSError:
+        return False  # as where another user listens, and we may not connect
     await stream.aclose()
     return False
 
@@ -222,6 +233,8 @@ async def connect(endpoint: str) -> AsyncIterator[SimulatedClient]:
         EngineError: nobody listens there.
     """
     address = _parse(endpoint)
+    if address.path:
+        make_own_folders(Path(address.path))
     dial: Callable[[], Awaitable[trio.SocketStream]]
     if address.path:
         dial = partial(trio.open_unix_socket, address.path)

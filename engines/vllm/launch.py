@@ -128,7 +128,7 @@ def tier_config(num_bytes: int) -> dict[str, Any]:
 
 def _server(arguments: Sequence[str], vllm: Installed) -> list[str]:
     """vLLM's server. Its command needs a distribution named vllm, so without one, what it calls."""
-    start = [sys.executable, "-m"]
+    start = [sys.executable, "-P", "-m"]  # not before all else from the working folder
     if vllm.named_vllm:
         return [*start, "vllm.entrypoints.cli.main", "serve", *arguments]
     start.append("vllm.entrypoints.openai.api_server")

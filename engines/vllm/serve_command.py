@@ -17,7 +17,7 @@ from hear.connection import (
     check_url,
     cluster_directory,
     connected,
-    make_run_directory,
+    make_own_folders,
 )
 from hear.endpoints import is_host, is_plain
 from hear.engines.vllm import versions
@@ -117,9 +117,8 @@ def run(namespace: argparse.Namespace) -> int:
         # An earlier one may still be about to end; whoever keeps this running tries again.
         print(f"hear: {error}", file=sys.stderr)
         return TRY_AGAIN
-    if own.ledger is None:
-        make_run_directory()
-        cluster_directory(own.bus).mkdir(mode=0o700, exist_ok=True)
+    if settings.ledger is not None:
+        make_own_folders(settings.ledger)
     if not own.with_parent:
         _say_if_alone(settings)
         become(made.command, made.environment)

@@ -127,7 +127,6 @@ class _Bench:
 def run_bench(namespace: argparse.Namespace) -> int:
     """Carry out the command; 1 if something was broken or could not be served."""
     to_stderr("warning")
-    plugins.look_here()
     bench = _Bench(_arms(namespace), _rounds(namespace))
     wanted = (namespace.json, namespace.report, namespace.save_workload)
     check_outputs([p for p in wanted if p], [p for p in (namespace.workload,) if p])

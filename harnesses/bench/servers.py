@@ -32,6 +32,9 @@ LOOK_EVERY_S: Final = 0.2
 
 _T = TypeVar("_T")
 
+_MODULE: Final = (sys.executable, "-P", "-m")
+"""With ``-m`` alone, a module in the folder where one stands would hide an installed one."""
+
 CPU_ENVIRONMENT: Final = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, the least; how many blocks are used of it is an option
     "HF_HUB_OFFLINE": "1",
@@ -50,7 +53,7 @@ class Command(NamedTuple):
 
 def hear(*arguments: str) -> tuple[str, ...]:
     """The command line of a ``hear`` command in this environment."""
-    return (sys.executable, "-m", "hear.cli", *arguments)
+    return (*_MODULE, "hear.cli", *arguments)
 
 
 def hub(url: str) -> Command:
@@ -76,7 +79,7 @@ def vllm(
 
 def stock_vllm(name: str, model: str, options: Sequence[str], *, port: int) -> Command:
     """vLLM as it comes, with the same options."""
-    server = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+    server = (*_MODULE, "vllm.entrypoints.openai.api_server")
     listening = ("--host", "127.0.0.1", "--port", str(port))
     return Command(name, (*server, "--model", model, *listening, *options), CPU_ENVIRONMENT)
 

@@ -20,7 +20,7 @@ from hear.cli import Command, give_up_output
 from hear.errors import ConfigError
 from hear.harnesses.replay import recorded
 from hear.harnesses.replay.nearest import nearest_profile
-from hear.harnesses.replay.output import check_outputs, write_whole
+from hear.harnesses.replay.output import check_outputs, check_recording, write_whole
 from hear.harnesses.replay.plan import Plan, Run, Source, parse_window
 from hear.harnesses.replay.processes import run_all
 from hear.harnesses.replay.recorded import SUFFIX
@@ -126,12 +126,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Carry out the command; 0 if every run kept its promises, 130 after Ctrl-C."""
-    plugins.look_here()
     to_stderr("warning")
     plan = _plan(namespace)
     asked = (namespace.json, namespace.report, namespace.record)
     outputs = [path for path in asked if path is not None]
     check_outputs(outputs, [Path(name) for name in (plan.source.trace, plan.engine) if name])
+    if namespace.record is not None:
+        check_recording(namespace.record)
     num_turns = plan.count_turns()
     runs = plan.runs()
     if plan.record is not None and len(runs) > 1:

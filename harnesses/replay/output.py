@@ -8,7 +8,8 @@ from tempfile import TemporaryFile
 
 from hear.errors import ConfigError
 from hear.messages import Envelope
-from hear.recording import Header, Recorder
+from hear.own_files import open_new
+from hear.recording import MAGIC, Header, Recorder
 
 
 def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
@@ -34,6 +35,23 @@ def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
         taken[target] = "is written"
 
 
+def check_recording(path: Path) -> None:
+    """See that a recording takes the place of nothing but a recording.
+
+    Raises:
+        ConfigError: something else is there.
+    """
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(MAGIC))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if begin not in (b"", MAGIC):
+        raise ConfigError(f"{path}: exists and is no recording; give another name, or remove it")
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file whole or not at all; a link is followed, and a pipe or device written to.
 
@@ -46,7 +64,8 @@ def write_whole(path: Path, data: bytes) -> None:
         return
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(data)
+        with open_new(temporary) as file:
+            file.write(data)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -69,7 +88,7 @@ def recording(path: str | None) -> Iterator[Callable[[Sequence[Envelope], float]
     recorder = Recorder(Header(bus="memory://replay", clock="virtual"))
     last_s = 0.0
     try:
-        with temporary.open("wb") as file:
+        with open_new(temporary) as file:
             file.write(recorder.begin())
 
             def tap(envelopes: Sequence[Envelope], time_s: float) -> None:

@@ -97,11 +97,11 @@ class Peer:
 
     def put(self, *items: Item) -> None:
         """Send items in one frame, and one that is too large for it in pieces."""
-        for part in split(items[0]) if len(items) == 1 else ((),):
+        frames = [[part] for part in split(items[0])] if len(items) == 1 else [list(items)]
+        for frame in frames:
             self._number += 1
-            frame_items = [part] if len(items) == 1 else list(items)
             taken_over = self._received if self.acknowledges else 0
-            self.say(Frame(self._number, taken_over, 0, frame_items))
+            self.say(Frame(self._number, taken_over, 0, frame))
 
     def join(self, name: str, key: str = "", secret: str = "", session: str = "") -> Wire:
         """Join; returns the last answer."""

@@ -9,6 +9,7 @@ import pytest
 from msgspec import inspect
 
 from hear.buses.nng import (
+    access,
     client,
     frames,
     history,
@@ -87,8 +88,8 @@ def test_frames_and_items_are_in_the_document_as_they_are(header: str, union: An
 
 
 def test_who_says_what_is_what_the_hub_takes() -> None:
-    source = Path(hub.__file__).read_text(encoding="utf-8")
-    taken = set(re.findall(r"isinstance\((?:item|wire), (\w+)\)", source))
+    source = "".join(Path(m.__file__).read_text(encoding="utf-8") for m in (hub, link))
+    taken = set(re.findall(r"isinstance\((?:item|wire|frame\.items\[0\]), (\w+)\)", source))
     for header in ("frame", "item"):
         for name, _, said_by, *_ in rows(header, "tag", "from"):
             assert (said_by in ("client", "both")) == (name in taken), name
@@ -108,7 +109,7 @@ def test_bounds_are_those_of_the_code() -> None:
     bounds = Bounds()
     mebi = 1 << 20
     assert said["one message"] == f"{frames.MAX_MESSAGE_BYTES // mebi} MiB"
-    assert said["one frame"] == f"{frames.MAX_FRAME_BYTES // mebi} MiB"
+    assert said["one frame"] == f"{frames.MAX_FRAME_BYTES >> 10} KiB"
     assert said["state waiting for one peer, or for the hub"] == (
         f"{bounds.state_messages:,} messages, {bounds.state_bytes // mebi} MiB"
     )
@@ -125,8 +126,25 @@ def test_bounds_are_those_of_the_code() -> None:
     )
     assert said["messages kept while a hub settles"] == f"{bounds.reliable_bytes // mebi} MiB"
     assert said["history"] == f"{history.HISTORY_BYTES // mebi} MiB"
-    assert said["peers with one key"] == f"{joining.MAX_PEERS:,}"
-    assert said["a name; a stem"] == f"{joining.MAX_NAME} letters; {frames.MAX_STEM:,} letters"
+    assert said["peers with one key"] == f"{access.DEFAULT_PEERS} (`peers` in the keyring)"
+    assert said["all that is kept for the peers of one key"] == (
+        f"{access.DEFAULT_MEMORY_MIB} MiB (`memory_mib` in the keyring)"
+    )
+    assert said["connections that have not joined"] == f"{joining.MAX_STRANGERS}"
+    assert said["frames over a connection that has not joined"] == (
+        f"{joining.MAX_UNKNOWN_FRAMES}, of {joining.MAX_UNKNOWN_BYTES:,} bytes if they are hellos"
+    )
+    assert said["frames of one peer, and of one key, that wait for their turn"] == (
+        f"{hub.MAX_INBOX_FRAMES} frames; {hub.MAX_INBOX_BYTES // mebi} MiB"
+    )
+    assert said["large messages on their way from the peers of one key"] == (
+        f"{hub.MAX_ASSEMBLY_BYTES // mebi} MiB"
+    )
+    assert said["patterns of one subscription or question; of all with one key"] == (
+        f"{frames.MAX_PATTERNS}, {frames.MAX_PATTERN_BYTES >> 10} KiB; {hub.MAX_KEY_PATTERNS:,}"
+    )
+    assert said["a will"] == f"{frames.MAX_WILL_RUNS:,} messages, {frames.MAX_WILL_BYTES >> 20} MiB"
+    assert said["a name; a stem"] == f"{frames.MAX_NAME} letters; {frames.MAX_STEM:,} letters"
     assert f"{link.MEMBER_WINDOW} frames of a client and {link.HUB_WINDOW} of the hub" in TEXT
 
 

@@ -25,6 +25,7 @@ from hear.delivery import Sequencer
 from hear.errors import BusError, ConfigError, LocalProtocolError
 from hear.messages import Envelope, Key, OperationOutcome, PressureReported, RequestDescribed
 from hear.seams import Bus
+from tests.secret_files import write_secret
 
 ROOT = Path(__file__).parents[2]
 SECURITY = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -46,12 +47,13 @@ def write_keys(folder: Path) -> dict[str, Path]:
     """The keyring of docs/security.md, and a key file for each of its keys."""
     keyring, _ = blocks("toml")
     paths = {"keyring": folder / "keyring.toml"}
-    paths["keyring"].write_text(keyring)
+    write_secret(paths["keyring"], keyring)
     for name, secret in re.findall(r'name = "(\w+)"\nsecret = "(\w+)"', keyring):
         paths[name] = folder / f"{name}.toml"
-        paths[name].write_text(
+        write_secret(
+            paths[name],
             f'name = "{name}"\nsecret = "{secret}"\n[tls]\nauthority = "authority.pem"\n'
-            f'certificate = "{name}.pem"\nserver_name = "hub.hear"\n'
+            f'certificate = "{name}.pem"\nserver_name = "hub.hear"\n',
         )
     return paths
 
@@ -135,8 +137,7 @@ async def test_a_hub_of_another_authority_or_name_is_not_believed(
         text.replace('"hub.hear"', '"another.example"'),
         text.replace('"authority.pem"', f'"{tmp_path}/authority.pem"'),
     ):
-        key = folder / "wrong.toml"
-        key.write_text(wrong)
+        key = write_secret(folder / "wrong.toml", wrong)
         with trio.fail_after(20):
             async with hub(url, keys=certified["keyring"]):
                 with pytest.raises(BusError, match="nobody answers"):
@@ -168,20 +169,27 @@ async def test_one_without_a_certificate_gets_nowhere(certified: dict[str, Path]
 async def test_addresses_and_files_that_cannot_be_used_are_refused_at_once(
     certified: dict[str, Path], tmp_path: Path
 ) -> None:
-    plain = tmp_path / "plain.toml"
-    plain.write_text(f'name = "x"\nsecret = "{"ab" * 32}"\n')
-    broken = tmp_path / "broken.toml"
-    broken.write_text(plain.read_text() + '[tls]\nauthority = "no"\ncertificate = "none"\n')
+    plain = write_secret(tmp_path / "plain.toml", f'name = "x"\nsecret = "{"ab" * 32}"\n')
+    broken = write_secret(
+        tmp_path / "broken.toml",
+        plain.read_text() + '[tls]\nauthority = "no"\ncertificate = "none"\n',
+    )
+    (tmp_path / "no").write_text("no certificate")
+    write_secret(tmp_path / "rubbish", "no certificate")
+    unlike = write_secret(
+        tmp_path / "unlike.toml", broken.read_text().replace('"none"', '"rubbish"')
+    )
     with trio.fail_after(10):
         for url, key in (
             ("tls+tcp://127.0.0.1:1", plain),
             ("tls+tcp://127.0.0.1:1", None),
             ("tls+tcp://127.0.0.1:1", broken),
+            ("tls+tcp://127.0.0.1:1", unlike),
             ("udp://127.0.0.1:1", None),
             ("ipc://", None),
             ("tcp://nonsense", None),
         ):
-            with pytest.raises(ConfigError, match=re.escape(url) + "|certificates"):
+            with pytest.raises(ConfigError, match=re.escape(url) + "|certificates|/none: cannot"):
                 async with connect(url, name="x", key=key):
                     pass
 
@@ -195,7 +203,7 @@ def test_the_example_in_the_document_can_be_loaded(tmp_path: Path) -> None:
     assert {grant.name for grant in keyring.key} == {
         "operator", "workers", "policies", "acme", "umbra", "tap",
     }  # fmt: skip
-    (tmp_path / "acme.toml").write_text(blocks("toml")[1])
+    write_secret(tmp_path / "acme.toml", blocks("toml")[1])
     key = load_key(tmp_path / "acme.toml")
     assert key.tls is not None
     assert key.tls.authority == str(tmp_path / "authority.pem"), "paths start at the file"

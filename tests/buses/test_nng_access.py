@@ -15,6 +15,7 @@ from hear.buses.nng.access import (
     new_nonce,
 )
 from hear.errors import ConfigError
+from tests.secret_files import write_secret
 
 SECRET = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
@@ -131,16 +132,14 @@ def test_answers_that_are_remembered_are_bounded() -> None:
 def test_a_keyring_that_cannot_be_used_is_refused_with_file_and_line(
     tmp_path: Path, text: str, expected: str
 ) -> None:
-    path = tmp_path / "keys.toml"
-    path.write_text(text)
+    path = write_secret(tmp_path / "keys.toml", text)
     with pytest.raises(ConfigError, match=expected) as error:
         load_keyring(path)
     assert str(path) in str(error.value)
 
 
 def test_a_key_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "key.toml"
-    path.write_text(f'name = "a"\nsecret = "{SECRET}"\n')
+    path = write_secret(tmp_path / "key.toml", f'name = "a"\nsecret = "{SECRET}"\n')
     assert load_key(path).name == "a"
     path.write_text('name = "a"\nsecret = "1234"\n')
     with pytest.raises(ConfigError, match="at least 32"):

@@ -530,6 +530,7 @@ IMPORTING = {
 """What imports by name or finds what can be imported."""
 
 PROCESSES = {
+    ("subprocess.Popen", "benchmarks/attacks.py", "process"): "this module again, and the hub",
     ("subprocess.Popen", "benchmarks/bus.py", "Child.__init__"): "this module again",
     ("subprocess.Popen", "benchmarks/faults.py", "measure_ended"): "commands written there",
     ("trio.run_process", "benchmarks/vllm_overhead.py", "_flooded.send"): "this module again",

@@ -73,7 +73,7 @@ def test_engines_decisions_requests_rates_and_losses_are_on_the_screen(
     size: tuple[int, int],
 ) -> None:
     async def scene(app: TapScreen, pilot: "Pilot[None]", source: Source) -> None:
-        shown = said(app)
+        shown = await drawn(app, pilot)
         [engine] = a_picture().engines
         assert "engine0  Qwen3-8B" in shown
         assert f"queue {engine.num_waiting} waiting  {engine.num_running} running" in shown

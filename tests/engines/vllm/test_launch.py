@@ -32,8 +32,8 @@ def value(made: Plan, option: str) -> Any:
 
 def test_what_hear_needs_is_added_and_the_rest_stays_as_it_is() -> None:
     made = planned("--max-model-len", "4096", "-tp", "2")
-    assert made.command[1:7] == (
-        *("-m", "vllm.entrypoints.openai.api_server", "--model", "some/model"),
+    assert made.command[1:8] == (
+        *("-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "some/model"),
         *("--max-model-len", "4096"),
     )
     assert value(made, "--scheduler-cls") == SCHEDULER
@@ -62,7 +62,7 @@ def test_what_hear_needs_is_added_and_the_rest_stays_as_it_is() -> None:
 
 def test_a_vllm_of_its_own_name_is_started_by_its_own_command() -> None:
     made = planned(vllm=GPU)
-    assert made.command[1:5] == ("-m", "vllm.entrypoints.cli.main", "serve", "some/model")
+    assert made.command[1:6] == ("-P", "-m", "vllm.entrypoints.cli.main", "serve", "some/model")
 
 
 def test_on_a_gpu_scheduling_is_asynchronous_unless_that_is_not_wanted() -> None:
@@ -187,8 +187,8 @@ def test_an_engine_of_a_cluster_is_started_by_the_same_command(
     )
     _, parts = up.plan(load_toml(path, up.ClusterConfig), path)
     [command] = [part.command for part in parts if part.name == "real"]
-    assert command[1:6] == ("-m", "hear.cli", "vllm", "serve", "some/model")
-    own, rest = serve_command.own_options().parse_known_args(command[5:])
+    assert command[1:7] == ("-P", "-m", "hear.cli", "vllm", "serve", "some/model")
+    own, rest = serve_command.own_options().parse_known_args(command[6:])
     assert rest == ["some/model", "--port", "8001"]
     assert (own.name, own.bus, own.cpu_tier_gib) == ("real", "tcp://127.0.0.1:7777", 2)
     assert own.ranks == "guard:40=1"
