@@ -68,12 +68,22 @@ async def drawn(app: TapScreen, pilot: "Pilot[None]") -> str:
     return said(app)
 
 
+async def shows(app: TapScreen, pilot: "Pilot[None]", text: str) -> str:
+    """What is on the screen once a text is; whoever asked for it finds that it is not."""
+    for _ in range(50):
+        shown = await drawn(app, pilot)
+        if text in shown:
+            break
+        await pilot.pause(0.02)
+    return shown
+
+
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 def test_engines_decisions_requests_rates_and_losses_are_on_the_screen(
     size: tuple[int, int],
 ) -> None:
     async def scene(app: TapScreen, pilot: "Pilot[None]", source: Source) -> None:
-        shown = await drawn(app, pilot)
+        shown = await shows(app, pilot, "guard:40  100 asked")  # a small screen is laid out twice
         [engine] = a_picture().engines
         assert "engine0  Qwen3-8B" in shown
         assert f"queue {engine.num_waiting} waiting  {engine.num_running} running" in shown
