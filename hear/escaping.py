@@ -23,6 +23,8 @@ _T = TypeVar("_T")
 MAX_WORD: Final = 256
 """Longest run of characters without a blank in a line; ids that anyone makes are shorter."""
 MAX_LINE: Final = 8_000
+MAX_LOGGED: Final = 2_000
+"""Longest value in an entry of a log, where anyone may write who can reach the hub."""
 MAX_CELL: Final = 120
 """Longest text in a cell of a table."""
 MAX_PART: Final = 400
@@ -60,12 +62,15 @@ def cell(text: str, limit: int = MAX_CELL) -> str:
     return shortened(printable(shortened(text, limit)), limit)
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, limit: int = MAX_LINE) -> str:
     """A sentence in a log, a line or an error: printable; it and its words are cut if too long."""
-    text = printable(shortened(text, MAX_LINE))
-    if len(text) > MAX_WORD:
-        text = shortened(_LONG_WORD.sub(rf"\1{_ELLIPSIS}", text), MAX_LINE)
-    return text
+    # Cut before and after: a long text costs no more than a short one, and names are long.
+    text = printable(shortened(_cut_words(text), limit))
+    return shortened(_cut_words(text), limit)
+
+
+def _cut_words(text: str) -> str:
+    return text if len(text) <= MAX_WORD else _LONG_WORD.sub(rf"\1{_ELLIPSIS}", text)
 
 
 def legible(value: _T) -> _T:

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from hear import output
-from hear.escaping import one_line, printable
+from hear.escaping import MAX_LOGGED, one_line
 
 
 def to_stderr(level: str = "info") -> None:
@@ -24,9 +24,12 @@ def to_stderr(level: str = "info") -> None:
             structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
             escaped,
             structlog.processors.ExceptionPrettyPrinter(sys.stderr),
-            structlog.dev.ConsoleRenderer(colors=output.errors_are_seen(), pad_event_to=20),
+            # The width of the event; the name of this parameter changed between versions.
+            structlog.dev.ConsoleRenderer(20, colors=output.errors_are_seen()),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]  # older versions know no names
+        ),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
@@ -44,20 +47,18 @@ def to_stderr_unless_set_up(level: str = "info") -> None:
 def escaped(logger: Any, method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Make all of an entry printable; a processor of structlog."""
     error = _error_of(entry.pop("exc_info", None))
-    if error is not None:
-        entry["exception"] = output.traceback_of(error)
     for key, value in list(entry.items()):
         if value is None or isinstance(value, bool | int | float):
             continue
-        if key in ("exception", "stack") and isinstance(value, str):
-            entry[key] = printable(value, lines=True)
-        elif isinstance(value, str):
-            entry[key] = one_line(value)
+        if isinstance(value, str):
+            entry[key] = one_line(value, MAX_LOGGED)
         else:
             # It is shown by its repr(), which escapes what str holds, but need not be str's.
             shown = repr(value)
-            safe = one_line(shown)
+            safe = one_line(shown, MAX_LOGGED)
             entry[key] = value if safe == shown else _Shown(safe)
+    if error is not None:
+        entry["exception"] = output.traceback_of(error)
     return entry
 
 

@@ -5,6 +5,7 @@ it only where it is wanted: Textual is an extra.
 """
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -97,7 +98,7 @@ class LastWarning:
                 structlog.processors.TimeStamper("%H:%M:%S", utc=False, key="at"),
                 structlog.processors.LogfmtRenderer(key_order=["at", "event"]),
             ],
-            wrapper_class=structlog.make_filtering_bound_logger("warning"),
+            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
             logger_factory=lambda *_: self,
         )
 
