@@ -102,7 +102,7 @@ def test_facts_are_made_legible_whatever_they_are_in() -> None:
     )
 
 
-@given(st.recursive(ANYTHING | st.integers(-(2**53), 2**53) | st.none(), st.lists))
+@given(st.dictionaries(ANYTHING, st.lists(ANYTHING, max_size=2), max_size=2))
 @pytest.mark.parametrize("pretty", [False, True])
 def test_json_holds_the_same_in_characters_that_are_safe(pretty: bool, value: Any) -> None:
     text = to_json(value, pretty=pretty)
