@@ -96,9 +96,10 @@ def to_json(value: Any, *, pretty: bool = False) -> str:
     """A value as JSON that a terminal is safe from: the same content, in more escapes."""
     try:
         data = msgspec.json.encode(value)
+        text = (msgspec.json.format(data) if pretty else data).decode()
     except UnicodeEncodeError:  # a lone surrogate, as in an argument that is not UTF-8
-        data = json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
-    text = (msgspec.json.format(data) if pretty else data).decode()
+        plain = msgspec.to_builtins(value)
+        text = json.dumps(plain, indent=2) if pretty else json.dumps(plain, separators=(",", ":"))
     # Newlines stand between strings alone, and everything else that is not safe stands in one.
     return "\n".join(map(_safe_json, text.split("\n")))
 
