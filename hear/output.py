@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -116,7 +117,7 @@ _CONTEXT = "\nDuring handling of the above exception"
 
 
 def show_uncaught() -> None:
-    """From now on show exceptions that end the process or a thread as ``traceback_of`` does."""
+    """From now on show what ends the process or a thread as ``traceback_of`` does, and warnings."""
 
     def of_process(
         kind: type[BaseException], error: BaseException, at: TracebackType | None
@@ -134,6 +135,18 @@ def show_uncaught() -> None:
             head = printable(f"{arguments.err_msg or 'Exception ignored in'}: {arguments.object!r}")
             _write(sys.stderr, f"{head}\n{traceback_of(arguments.exc_value)}")
 
+    def of_warning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        text = warnings.formatwarning(printable(str(message)), category, filename, lineno, line)
+        _write(sys.stderr if file is None else file, printable(text.rstrip("\n"), lines=True))
+
+    warnings.showwarning = of_warning
     sys.excepthook = of_process
     threading.excepthook = of_thread
     sys.unraisablehook = of_nobody

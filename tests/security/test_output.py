@@ -25,10 +25,10 @@ from hear.buses.nng import server
 from hear.buses.tap import status_command
 from hear.buses.tap.board import Board, Picture
 from hear.buses.tap.lines import Lines
+from hear.buses.tap.reading import read
 from hear.buses.tap.records import Records
 from hear.buses.tap.screen import LastWarning, TapScreen
 from hear.buses.tap.status import look
-from hear.buses.tap.watch import Form
 from hear.buses.why import command as why
 from hear.console import Console
 from hear.delivery import Sequencer
@@ -42,6 +42,7 @@ from hear.messages import Key, QueueChanged, RequestDescribed
 from hear.policies import runner
 from hear.policies.runner import PolicyRunner
 from tests.buses.nng_peers import Net, tenants
+from tests.buses.tap.builders import foreign
 from tests.buses.tap.test_follow import Remembering
 from tests.buses.tap.test_watch import tapped
 from tests.harnesses.test_table import result, row
@@ -118,15 +119,15 @@ def test_an_argument_that_is_not_utf8_is_named_all_the_same(tmp_path: Path, caps
 @pytest.mark.parametrize("form", [Lines, partial(Lines, width=80), Records])
 async def test_the_lines_of_a_tap(name: str, form: Any) -> None:
     bus, made = MemoryBus(), form()
-    unknown = scene(name)[0]
 
     async def play() -> None:
         for envelope in scene(name):
             bus.publish(envelope)
-        bus.publish(Sequencer(name, tenant=name).wrap(QueueChanged(), Key(engine=name), 0.0))
+        bus.publish(foreign(name, {name: name}, source=name))
+        bus.publish(foreign("queue_changed", {"kind": name}, source=name))
 
-    lines = await tapped(play, bus, form=_Both(made), count=len(scene(name)))
-    assert len(lines) >= len(scene(name))
+    lines = await tapped(play, bus, form=made, count=len(scene(name)) + 2)
+    assert len(lines) >= len(scene(name)) + 2
     for line in lines:
         if form is Records:
             check_json(line)
@@ -134,19 +135,9 @@ async def test_the_lines_of_a_tap(name: str, form: Any) -> None:
             check(line)
     check(made.gap(0.0, name, name, 3), longest=100_000)
     check(made.notice(0.0, name), longest=100_000)
-    assert unknown.source == name
-
-
-class _Both:
-    """A form, as ``watch`` takes it."""
-
-    def __init__(self, form: Form) -> None:
-        self.message, self.gap, self.notice = form.message, form.gap, form.notice
 
 
 def test_a_tap_in_colours_has_none_but_its_own() -> None:
-    from hear.buses.tap.reading import read
-
     line = Lines(colour=True).message(read(scene(NAMES["colour"])[7]))
     for own in ("\x1b[0m", "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[35m"):
         line = line.replace(own, "")
@@ -390,6 +381,17 @@ def test_exceptions_in_the_log(name: str, capsys: Capsys) -> None:
     assert text.count("it.failed") == 3
 
 
+def test_the_log_of_a_process_of_somebody_elses_is_left_as_it_is_set_up(capsys: Capsys) -> None:
+    log.to_stderr_unless_set_up()
+    structlog.get_logger("test").info("bus.joined", engine=NAMES["title"])
+    assert "\\x1b]0;owned" in said(capsys)
+    structlog.reset_defaults()
+    structlog.configure(processors=[structlog.processors.JSONRenderer()])  # noqa: TID251, his own
+    log.to_stderr_unless_set_up()
+    structlog.get_logger("test").info("bus.joined")
+    assert said(capsys) == '{"event": "bus.joined"}\n'
+
+
 def test_ordinary_entries_are_what_they_were(capsys: Capsys) -> None:
     log.to_stderr()
     structlog.get_logger("test").info("part.started", part="engine0", pid=7, of=["a", "b"], at=0.5)
@@ -447,11 +449,14 @@ def test_errors_of_the_command_line(name: str, capsys: Capsys) -> None:
         assert len(said(capsys).splitlines()) == 1, arguments
 
 
-@pytest.mark.parametrize("how", ["raise E(n)", "t = Thread(target=f); t.start(); t.join()", "g()"])
+@pytest.mark.parametrize(
+    "how", ["raise E(n)", "t = Thread(target=f); t.start(); t.join()", "g()", "warn(n, W)"]
+)
 def test_what_nobody_caught(how: str) -> None:
     code = (
-        "import sys\nfrom threading import Thread\nfrom hear import output\n"
-        "output.show_uncaught()\nE, n = ValueError, sys.argv[1]\n"
+        "import sys\nfrom threading import Thread\nfrom warnings import warn\n"
+        "from hear import output\n"
+        "output.show_uncaught()\nE, W, n = ValueError, RuntimeWarning, sys.argv[1]\n"
         "def f(): raise E(n)\n"
         "class D:\n    def __del__(self): raise E(n)\n"
         "def g(): D()\n"
@@ -462,7 +467,7 @@ def test_what_nobody_caught(how: str) -> None:
             [sys.executable, "-c", code, NAMES[name]], capture_output=True, text=True, timeout=60
         )
         check(done.stderr)
-        assert "ValueError: " in done.stderr
+        assert "ValueError: " in done.stderr or "RuntimeWarning: " in done.stderr
 
 
 def test_a_program_shows_what_it_did_not_expect_in_the_same_way() -> None:
@@ -480,19 +485,16 @@ def test_a_program_shows_what_it_did_not_expect_in_the_same_way() -> None:
 
 
 def test_no_log_of_a_command_is_left_as_it_comes() -> None:
-    """hear metrics and hear vllm say nothing of where their log goes."""
+    """hear metrics says nothing of where its log goes."""
     code = (
-        "import sys, structlog\nfrom hear import cli\n"
-        "from hear.buses.metrics import command\n"
+        "import sys, structlog\nfrom hear import cli\nfrom hear.buses.metrics import command\n"
         "def run(namespace):\n"
-        "    structlog.get_logger('x').warning('spans.failed', error=sys.argv.pop())\n"
+        "    structlog.get_logger('x').warning('spans.failed', error=namespace.bus)\n"
         "    return 0\n"
-        "command.COMMAND = command.COMMAND._replace(run=run)\n"
-        f"name = {NAMES['title']!r}\nsys.argv = ['hear', 'metrics']\n"
-        "sys.argv += []\nrun.__defaults__ = ()\n"
+        "command.COMMAND = command.COMMAND._replace(run=run)\nsys.exit(cli.main())\n"
     )
-    code = code.replace("error=sys.argv.pop()", "error=name") + "sys.exit(cli.main())\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", code, "metrics", "--bus", NAMES["title"]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
     check(done.stderr)
     assert "\\x1b]0;owned\\x07" in done.stderr
