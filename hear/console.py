@@ -12,7 +12,6 @@ from typing import IO, Final
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.text import Text
 
 from hear import output
 from hear.escaping import printable
@@ -43,6 +42,13 @@ class Console(RichConsole):
             else:
                 yield segment._replace(text=_safe(text, self.encoding))
 
+    def drawn(self, parts: Iterable[RenderableType]) -> output.Drawn:
+        """These parts, one below the other, as they would be printed, without blanks at ends."""
+        with self.capture() as captured:
+            for part in parts:
+                self.print(part)
+        return output.Drawn("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
 
 def of_results(width: int = PIPED_WIDTH) -> Console:
     """A console on standard output, as wide as the terminal or, elsewhere, as ``width``."""
@@ -52,11 +58,6 @@ def of_results(width: int = PIPED_WIDTH) -> Console:
 def of_errors() -> Console:
     """A console on standard error."""
     return Console(stderr=True)
-
-
-def name(text: str, style: str = "") -> Text:
-    """A name that was received, for a cell or a line."""
-    return Text(printable(text), style)
 
 
 def _safe(text: str, encoding: str) -> str:

@@ -12,10 +12,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import TextIO
+from typing import NewType, TextIO
 
 from hear.errors import ConfigError
 from hear.escaping import one_line, printable
+
+Drawn = NewType("Drawn", str)
+"""What ``hear.console`` has drawn, whose colours must not be escaped; nothing else makes one."""
 
 
 def say(text: str) -> None:
@@ -26,6 +29,11 @@ def say(text: str) -> None:
 def say_whole(text: str) -> None:
     """A result of any length, whose lines are our own and whose parts are printable (or JSON)."""
     _write(sys.stdout, printable(text, lines=True))
+
+
+def say_drawn(text: Drawn) -> None:
+    """A result that a console has drawn, with the colours that it gave it."""
+    _write(sys.stdout, text)
 
 
 def remark(text: str) -> None:

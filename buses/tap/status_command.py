@@ -43,17 +43,17 @@ def show(status: Status, *, bus: str, json: bool = False) -> int:
         output.complain(f"no engine and no policy on {bus} (looked for {LOOK_S:g} s)")
         return 2
     with suppress(BrokenPipeError):
-        output.say_whole(to_json(status) if json else text(status))
+        if json:
+            output.say_whole(to_json(status))
+        else:
+            output.say_drawn(text(status))
     return 0
 
 
-def text(status: Status, width: int | None = None) -> str:
+def text(status: Status, width: int | None = None) -> output.Drawn:
     """The status as tables, for people."""
-    drawn = console.Console(width=width) if width else console.of_results(_WIDE)
-    with drawn.capture() as captured:
-        for part in _parts(status):
-            drawn.print(part)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    made = console.Console(width=width) if width else console.of_results(_WIDE)
+    return made.drawn(_parts(status))
 
 
 def _parts(status: Status) -> Iterable[str | Table]:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import logging
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -193,7 +194,12 @@ def _drawn(app: TapScreen) -> str:
 
 
 @hostile
-async def test_status(name: str, autojump_clock: trio.abc.Clock, capsys: Capsys) -> None:
+async def test_status(
+    name: str,
+    autojump_clock: trio.abc.Clock,
+    capsys: Capsys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bus = Remembering()
     for envelope in scene(name):
         bus.publish(envelope)
@@ -211,6 +217,12 @@ async def test_status(name: str, autojump_clock: trio.abc.Clock, capsys: Capsys)
     assert status_command.show(status, bus="memory://") == 0
     text = said(capsys, longest=400)
     assert "queue" in text
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert status_command.show(status, bus="memory://") == 0
+    coloured = capsys.readouterr().out
+    assert "\x1b[1m" in coloured
+    check(re.sub(r"\x1b\[[0-9;]*m", "", coloured))
+    monkeypatch.delenv("FORCE_COLOR")
     assert status_command.show(status, bus="memory://", json=True) == 0
     told = check_json(capsys.readouterr().out)
     assert isinstance(told, dict)
