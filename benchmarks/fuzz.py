@@ -22,6 +22,7 @@ import msgspec
 
 from benchmarks.fuzz_targets import TARGETS
 from benchmarks.fuzz_workers import BATCH, Failure, Fuzzing, Limits, replay
+from hear import output
 
 _POLL_S = 0.1
 _ENOUGH_FAILURES = 20
@@ -95,7 +96,7 @@ def fuzz(
                 break
             if now - told_s >= 60:
                 told_s = now
-                print(f"{fuzzing.total('inputs'):,} inputs, {now - begun:.0f} s", file=sys.stderr)
+                output.remark(f"{fuzzing.total('inputs'):,} inputs, {now - begun:.0f} s")
             time.sleep(_POLL_S)
     finally:
         fuzzing.stop()
@@ -121,7 +122,7 @@ def _replay(path: Path, limits: Limits) -> int:
     try:
         saved = msgspec.msgpack.decode(path.read_bytes(), type=Saved)
     except (OSError, msgspec.MsgspecError) as error:
-        print(f"{path}: not a saved failure: {error}", file=sys.stderr)
+        output.remark(f"{path}: not a saved failure: {error}")
         return 2
     if saved.target not in TARGETS:
         print(f"{path}: target {saved.target!r}, expected one of {', '.join(TARGETS)}")

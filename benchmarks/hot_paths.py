@@ -20,8 +20,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 # Run as a script, Python looks for modules in this folder and not in the one above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -31,6 +29,7 @@ from benchmarks.engine import simulating
 from benchmarks.events import applying
 from benchmarks.indexes import build, matching
 from benchmarks.measuring import QUICK, Report, Sizes, as_json, print_report
+from hear.console import of_errors, of_results
 
 
 def measure(sizes: Sizes, progress: Callable[[str], None] = lambda stage: None) -> Report:
@@ -60,8 +59,8 @@ def main(arguments: Sequence[str] | None = None, sizes: Sizes | None = None) -> 
     options = parser.parse_args(arguments)
     if sizes is None:
         sizes = QUICK if options.quick else Sizes()
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    with Console(stderr=True).status("") as status:
+    console = of_results(140)
+    with of_errors().status("") as status:
         report = measure(sizes, lambda stage: status.update(f"{stage} ..."))
     print_report(report, console)
     if options.json is not None:

@@ -17,8 +17,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, ParamSpec
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
+
+from hear.console import Console
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

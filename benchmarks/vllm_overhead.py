@@ -30,13 +30,13 @@ from statistics import median
 from typing import Any, Final
 
 import trio
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.vllm_controls import LAST_S, NOBODY, Engine, Latencies, flood, latencies
-from hear import log
+from hear import log, output
 from hear.blocks import pack
 from hear.connection import connected, run
+from hear.console import Console, of_results
 from hear.errors import ConfigError, EngineError
 from hear.harnesses.bench import servers
 from hear.harnesses.bench.places import ENGINE_NAME
@@ -389,10 +389,10 @@ def main() -> int:
                 servers.carry_out(servers.hear("vllm", "make-model", model))
             return run(partial(measure, model, parts, sizes, found))
         except (ConfigError, EngineError) as error:
-            print(f"vllm_overhead: {error}", file=sys.stderr)
+            output.remark(f"vllm_overhead: {error}")
             return 1
         finally:  # what was measured before something failed took its time too
-            show(found, Console(width=None if sys.stdout.isatty() else 120))
+            show(found, of_results(120))
             if arguments.json is not None:
                 text = json.dumps(as_dict(found, sizes), indent=2)
                 arguments.json.write_text(text + "\n", encoding="utf-8")

@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.progress import track
 
 # Run as a script, Python looks for modules in this folder and not in the one above.
@@ -31,6 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.parity_engines import Real, Simulated, Step, Stepped, block_hashes
 from benchmarks.parity_workload import Workload, make_workload
+from hear import output
+from hear.console import of_errors
 
 MAX_STEPS = 20_000
 WORKLOADS, QUICK = 1000, 200
@@ -134,7 +135,7 @@ def steps_of(engine: Stepped, workload: Workload) -> Iterator[Step | None]:
 def measure(seeds: Sequence[int], *, quiet: bool = False) -> Report:
     """Compare the workloads of all seeds."""
     report = Report()
-    console = Console(stderr=True)
+    console = of_errors()
     for seed in track(seeds, "comparing", console=console, transient=True, disable=quiet):
         report.workloads.append(compare(make_workload(seed)))
     return report
@@ -152,16 +153,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():  # those of vLLM, torch and what they use are not ours
         warnings.simplefilter("ignore")
         report = measure(range(options.seed, options.seed + count))
-    console = Console(highlight=False, soft_wrap=True)
     for compared in report.differing:
         difference = compared.difference
         assert difference is not None
-        console.print(f"workload {compared.seed}, step {difference.step}: {difference.what}")
-        console.print(f"  vLLM      {difference.vllm}", markup=False)
-        console.print(f"  simulated {difference.simulated}", markup=False)
+        output.say(f"workload {compared.seed}, step {difference.step}: {difference.what}")
+        output.say(f"  vLLM      {difference.vllm}")
+        output.say(f"  simulated {difference.simulated}")
     apart = sum(compared.kept_names for compared in report.workloads)
     alike = count - len(report.differing) - apart
-    console.print(
+    output.say(
         f"{alike} of {count} workloads alike in every step, {apart} but for hashes of blocks that "
         f"were never computed, {len(report.differing)} not: "
         f"{report.total('requests'):,} requests, {report.total('steps'):,} steps, "

@@ -21,12 +21,11 @@ from pathlib import Path
 from time import thread_time
 from typing import Any
 
-from rich.console import Console
-
 # Run as a script, Python looks for modules in this folder and not in the one above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.measuring import Report, as_json, no_gc, print_report
+from hear.console import of_results
 from hear.engines.leases import Lease, LeaseBook
 
 
@@ -157,7 +156,7 @@ def main(arguments: Sequence[str] | None = None, sizes: Sizes | None = None) -> 
     with warnings.catch_warnings():  # those of vLLM, torch and what they use are not ours
         warnings.simplefilter("ignore")
         report = measure(sizes)
-    print_report(report, Console(width=None if sys.stdout.isatty() else 140))
+    print_report(report, of_results(140))
     if options.json is not None:
         options.json.write_bytes(as_json(report, sizes))
 

@@ -19,13 +19,13 @@ from time import thread_time
 from typing import Any, Final
 
 import trio
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.parity_engines import Real, block_hashes
 from benchmarks.parity_workload import Arrival, Workload
 from hear import log
 from hear.buses.memory import MemoryBus
+from hear.console import of_results
 from hear.engines.worker import EngineWorker
 
 CONCURRENCY: Final = (1, 8, 16)
@@ -148,7 +148,7 @@ def main() -> int:
         more = row["hear_us"] - row["stock_us"]
         values = (row["stock_us"], row["hear_us"], more, row["hear_thread_us"])
         table.add_row(str(count), *(f"{value:.1f}" for value in values))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    of_results(120).print(table)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return 0

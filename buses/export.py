@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
+from hear import output
 from hear.buses.trace_events import TraceEvents
 from hear.cli import Command
 from hear.errors import ConfigError
+from hear.escaping import to_json
 from hear.own_files import open_new
 from hear.recording import Recording, opened
 
@@ -38,7 +38,7 @@ def run(namespace: argparse.Namespace) -> int:
     with opened(namespace.recording) as recording, written_whole(target) as file:
         count = write_trace(recording, file)
         tail = recording.tail()
-    print(f"{target}: {count:,} events" + (f"; {tail}" if tail else ""))
+    output.say(f"{target}: {count:,} events" + (f"; {tail}" if tail else ""))
     return 0
 
 
@@ -50,11 +50,13 @@ def write_trace(recording: Recording, file: BinaryIO) -> int:
     """
     header = recording.header
     about = {"bus": header.bus, "clock": header.clock, "started_s": header.started_s}
-    encode = msgspec.json.Encoder().encode
-    file.write(b'{"displayTimeUnit":"ms","otherData":' + encode(about) + b',"traceEvents":[\n')
+    file.write(
+        b'{"displayTimeUnit":"ms","otherData":' + to_json(about).encode() + b',"traceEvents":[\n'
+    )
     count = 0
     for event in TraceEvents(header.started_s).events(recording):
-        file.write(b",\n" + encode(event) if count else encode(event))
+        line = to_json(event).encode()
+        file.write(b",\n" + line if count else line)
         count += 1
     file.write(b"\n]}\n")
     return count

@@ -7,7 +7,6 @@ reader off, which is noted in the file. What the file looks like is ``hear.recor
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Protocol
 
 import trio
 
-from hear import connection
+from hear import connection, output
 from hear.cli import Command
 from hear.errors import BusError, ConfigError, LaggedError
 from hear.log import to_stderr
@@ -154,17 +153,16 @@ async def _main(namespace: argparse.Namespace, patterns: Sequence[str]) -> int:
 
         def say_what_came() -> None:
             seconds = trio.current_time() - begun_s
-            print(f"{path}: {_summary(recording)} in {seconds:.1f} s", flush=True)
+            output.say(f"{path}: {_summary(recording)} in {seconds:.1f} s")
 
         with file:
             try:
                 with trio.move_on_after(namespace.seconds):
                     await recording.run()
             except OSError as error:
-                print(
-                    f"hear: {path}: cannot be written to its end: {error.strerror}; "
-                    f"{_summary(recording)} can be read",
-                    file=sys.stderr,
+                output.complain(
+                    f"{path}: cannot be written to its end: {error.strerror}; "
+                    f"{_summary(recording)} can be read"
                 )
                 return 1
             except (BusError, trio.Cancelled):

@@ -1,14 +1,13 @@
 """``hear play``: a workload on a running cluster, in real time."""
 
 import argparse
-import sys
 from pathlib import Path
 
-import msgspec
-
+from hear import output
 from hear.cli import Command
 from hear.connection import add_bus_arguments, connected, own_name, run
 from hear.errors import ConfigError
+from hear.escaping import to_json
 from hear.harnesses.replay.live import play
 from hear.harnesses.replay.output import write_whole
 from hear.harnesses.replay.plan import Source, parse_window
@@ -48,10 +47,9 @@ def run_play(namespace: argparse.Namespace) -> int:
 
     async def main() -> int:
         async with connected(namespace.bus, name=own_name("play"), key=namespace.key) as bus:
-            print(
+            output.remark(
                 f"playing {workload.num_turns} turns of {len(workload.sessions)} sessions of "
-                f"{workload.name} on {namespace.bus}",
-                file=sys.stderr,
+                f"{workload.name} on {namespace.bus}"
             )
             row, problems = await play(
                 bus,
@@ -62,15 +60,14 @@ def run_play(namespace: argparse.Namespace) -> int:
                 tenant=namespace.tenant,
             )
         if namespace.json is not None:
-            data = msgspec.json.format(msgspec.json.encode(row)) + b"\n"
-            write_whole(namespace.json, data)
-        print(
+            write_whole(namespace.json, f"{to_json(row, pretty=True)}\n".encode())
+        output.say(
             f"{row.turns} turns served on {row.engines} engines: TTFT P50 {row.ttft_p50_s:.2f} s, "
             f"P95 {row.ttft_p95_s:.2f} s, max {row.ttft_max_s:.2f} s; reuse {row.reuse_pct:.1f}% "
             f"of follow-up turns; operations {dict(row.operations)}"
         )
         for problem in problems:
-            print(f"hear: {problem}", file=sys.stderr)
+            output.complain(problem)
         return 1 if problems else 0
 
     return run(main)

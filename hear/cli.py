@@ -1,14 +1,12 @@
 """The ``hear`` command. It only gathers the commands of the wings, found through entry points."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from typing import NamedTuple, NoReturn
 
-from hear import plugins
+from hear import output, plugins
 from hear.errors import ConfigError, HearError
 
 _DISTRIBUTION = "hear-protocol"
@@ -31,6 +29,8 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Bad input is one line and code 2."""
+    if arguments is None:  # this is the whole program
+        output.show_uncaught()
     try:
         parser = Parser(
             prog="hear",
@@ -44,18 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.configure(sub)
             sub.set_defaults(run=command.run)
         namespace = parser.parse_args(arguments)
+        if arguments is None:
+            _log_to_stderr()
         code: int = namespace.run(namespace)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        output.flush()
     except HearError as error:
-        print(f"hear: {' '.join(str(error).split())}", file=sys.stderr)
+        output.complain(error)
         return 2
     except OSError as error:
-        print(f"hear: {error}", file=sys.stderr)
-        give_up_output()
+        output.complain(error)
+        output.give_up()
         return 1
     except KeyboardInterrupt:
-        print("hear: stopped", file=sys.stderr)
+        output.complain("stopped")
         return 130
     return code
 
@@ -66,10 +67,11 @@ def _to_load(arguments: Sequence[str]) -> list[str]:
     return [arguments[0]] if arguments and arguments[0] in names else names
 
 
-def give_up_output() -> None:
-    """What is left in the buffer of standard output would fail again as Python ends."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _log_to_stderr() -> None:
+    """No command can forget it, and each may choose another level."""
+    from hear.log import to_stderr
+
+    to_stderr("warning")
 
 
 if __name__ == "__main__":

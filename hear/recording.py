@@ -190,7 +190,7 @@ class Recording:
 
         That is seen from their bytes, so what is passed over costs next to nothing.
         """
-        needles = [text.encode() for text in naming]
+        needles = [text.encode(errors="surrogatepass") for text in naming]
         decode = codec.decode
         for what, time_s, body in self._whole:
             if what == _MESSAGE:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from hear import plugins
+from hear import output, plugins
 from hear.cli import Command
 from hear.errors import BusError
 from hear.supervisor import TRY_AGAIN
@@ -32,7 +32,7 @@ def run(namespace: argparse.Namespace) -> int:
         code: int = namespace.run_part(namespace)
     except BusError as error:
         # Whoever keeps this part running may try again; anything else will not mend by itself.
-        print(f"hear: {' '.join(str(error).split())}", file=sys.stderr)
+        output.complain(error)
         return TRY_AGAIN
     return code
 

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from hear.buses.metrics.families import MAX_LABEL, OTHER
 from hear.errors import BusError
+from hear.escaping import printable
 from hear.seams import Bus, BusStatistics
 
 ASK_WITHIN_S: Final = 2.0
@@ -58,7 +59,7 @@ class BusStatisticsCollector(Collector):
             "hear_bus_published", "Messages published, as the bus counts.", labels=["category"]
         )
         for category, count in statistics.published.items():
-            published.add_metric([category], count)
+            published.add_metric([printable(category)], count)
         lagged = CounterMetricFamily(
             "hear_bus_lagged", "Subscriptions that were cut off for being slow."
         )
@@ -75,7 +76,7 @@ class BusStatisticsCollector(Collector):
         # Two subscriptions may have one name; their numbers are added up.
         sums: dict[str, list[int]] = {}
         for row in statistics.subscriptions:
-            name = row.name
+            name = printable(row.name)
             if len(name) > MAX_LABEL or (name not in sums and len(sums) >= MAX_SUBSCRIBERS):
                 name = OTHER
             total = sums.setdefault(name, [0, 0, 0])

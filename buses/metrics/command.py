@@ -2,12 +2,11 @@
 
 import argparse
 import logging
-import sys
 from functools import partial
 
 import trio
 
-from hear import plugins
+from hear import output, plugins
 from hear.cli import Command
 from hear.connection import add_bus_arguments, connected, own_name
 from hear.connection import run as run_until_signal
@@ -52,7 +51,7 @@ def run(namespace: argparse.Namespace) -> int:
             url = await nursery.start(
                 partial(serve, bus, listen=namespace.listen, otlp=namespace.otlp)
             )
-            print(f"metrics of {namespace.bus} at {url}", file=sys.stderr, flush=True)
+            output.remark(f"metrics of {namespace.bus} at {url}")
         return 0
 
     return run_until_signal(main)

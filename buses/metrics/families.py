@@ -9,6 +9,8 @@ from typing import Final, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from hear.escaping import printable
+
 OTHER: Final = "other"
 MAX_SERIES: Final = 2_000
 MAX_LABEL: Final = 200
@@ -48,7 +50,8 @@ class Family(Generic[_M]):
         self._series: dict[tuple[str, ...], _M] = {}
 
     def __call__(self, *labels: str) -> _M:
-        """The series with these values of its labels."""
+        """The series with these values of its labels, as a page for people may show them."""
+        labels = tuple(map(printable, labels))
         series = self._series.get(labels)
         if series is None:
             if (
@@ -62,6 +65,7 @@ class Family(Generic[_M]):
 
     def forget(self, first: str) -> None:
         """Remove the series whose first label has this value: it is not known any more."""
+        first = printable(first)
         for labels in [labels for labels in self._series if labels[0] == first]:
             del self._series[labels]
             self._metric.remove(*labels)

@@ -61,7 +61,7 @@ async def serve(
             await _carry(wire, hub)
         finally:
             hub.stop()
-            _send(wire, hub, _Log())
+            _send(wire, hub, _Log(), trio.current_time())
             with trio.move_on_after(_STOP_S, shield=True):
                 await trio.sleep(_STOP_S / 4)  # for nng's threads to send the last word
     finally:
@@ -83,7 +83,7 @@ async def _carry(wire: HubWire, hub: Hub) -> None:
                 for connection, data in frames:
                     hub.receive(connection, data, now)
                 hub.turn(now)
-                _send(wire, hub, log)
+                _send(wire, hub, log, now)
                 await trio.lowlevel.checkpoint()
                 if not frames and not hub.busy:
                     break
@@ -102,7 +102,7 @@ async def _keep_time(wire: HubWire, hub: Hub, log: "_Log") -> None:
             hub.closed(connection, now)
         while True:
             hub.turn(now)
-            _send(wire, hub, log)
+            _send(wire, hub, log, now)
             if not hub.busy:
                 break
             await trio.lowlevel.checkpoint()
@@ -114,12 +114,12 @@ def _note_opened(wire: HubWire, hub: Hub, now: float) -> None:
         hub.opened(connection, now, certificate)
 
 
-def _send(wire: HubWire, hub: Hub, log: "_Log") -> None:
+def _send(wire: HubWire, hub: Hub, log: "_Log", now: float) -> None:
     for connection, data in hub.output:
         wire.send(connection, data)  # what cannot be sent is sent again by the link
     hub.output.clear()
     for event in hub.events:
-        log.write(event, trio.current_time())
+        log.write(event, now)
     hub.events.clear()
 
 

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from hear.buses.tap.decisions import Decisions, PolicyPicture
 from hear.buses.tap.follow import Numbers
-from hear.buses.tap.lines import of_tenant, printable
+from hear.buses.tap.lines import of_tenant
 from hear.buses.tap.reading import read
 from hear.buses.tap.timelines import RequestPicture, Timelines
 from hear.delivery import Arrival
 from hear.engine_view import EngineView, EngineViews
 from hear.errors import RemoteProtocolError
+from hear.escaping import printable
 from hear.harness_view import HarnessView
 from hear.messages import ContextVersioned, Envelope, Message, RequestDescribed
 from hear.subjects import stem_of

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 
-from hear import connection, plugins
+from hear import connection, output, plugins
 from hear.buses.tap.filters import CATEGORIES, Filter, Wanted
 from hear.buses.tap.lines import Lines
 from hear.buses.tap.records import Records
@@ -66,8 +66,7 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.bodies and not namespace.json:
         raise ConfigError("--bodies: expected together with --json")
     chosen = Filter(Wanted(*(tuple(getattr(namespace, name) or ()) for name in _FILTERS)))
-    if sys.stdout is None:
-        raise ConfigError("standard output is closed, expected somewhere to write to")
+    output.check_open()
     form = _form(namespace)
     to_stderr("warning")
 
@@ -75,13 +74,14 @@ def run(namespace: argparse.Namespace) -> int:
         async with connection.connected(
             namespace.bus, name=connection.own_name("tap"), key=namespace.key
         ) as bus:
+            descriptor, encoding = output.descriptor()
             await watch(
                 bus,
                 chosen,
                 form,
                 name=connection.own_name("tap"),
-                descriptor=sys.stdout.fileno(),
-                encoding=sys.stdout.encoding or "utf-8",
+                descriptor=descriptor,
+                encoding=encoding,
                 history=namespace.history,
                 count=namespace.count,
                 for_s=getattr(namespace, "for"),
@@ -94,7 +94,7 @@ def run(namespace: argparse.Namespace) -> int:
 def _form(namespace: argparse.Namespace) -> Form:
     if namespace.json:
         return Records(all_hashes=namespace.bodies)
-    terminal = sys.stdout.isatty()
+    terminal = output.is_terminal()
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     width = shutil.get_terminal_size().columns if terminal else None
     return Lines(colour=terminal and not plain, width=width)
@@ -107,7 +107,7 @@ def _run_screen(namespace: argparse.Namespace) -> int:
     with plugins.extra("screen", "hear tap --screen", "textual"):
         from hear.buses.tap.screen import show
     # Textual draws on standard error, so that standard output stays free.
-    if not all(stream and stream.isatty() for stream in (sys.stdin, sys.__stderr__)):
+    if not (sys.stdin and sys.stdin.isatty() and output.errors_are_seen()):
         raise ConfigError("--screen: this is no terminal; without it hear tap prints lines")
     name = connection.own_name("tap")
     return show(

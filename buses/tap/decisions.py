@@ -8,9 +8,10 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from hear.buses.tap.lines import of_tenant, printable
+from hear.buses.tap.lines import of_tenant
 from hear.buses.tap.reading import Reading
 from hear.buses.tap.words import ask, how_it_fared
+from hear.escaping import printable
 from hear.messages import Control, OperationOutcome
 
 MAX_POLICIES: Final = 64

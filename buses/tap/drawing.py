@@ -9,6 +9,7 @@ from hear.buses.tap.board import EnginePicture, Picture, TierPicture
 from hear.buses.tap.decisions import DecisionPicture, PolicyPicture
 from hear.buses.tap.lines import clock_time
 from hear.buses.tap.timelines import Phase, RequestPicture
+from hear.escaping import cell, one_line
 
 _BAR = 20
 _OLD_S, _LOST_S = 5.0, 30.0
@@ -52,8 +53,8 @@ def engines(picture: Picture) -> Text:
 
 
 def _engine(engine: EnginePicture) -> Text:
-    head = Text(engine.name, "bold")
-    head.append(f"  {engine.model}  epoch {engine.epoch}  ", "dim")
+    head = Text(cell(engine.name), "bold")
+    head.append(f"  {cell(engine.model)}  epoch {engine.epoch}  ", "dim")
     head.append(_age(engine.age_s), _age_style(engine.age_s))
     if engine.gaps:
         head.append(f"  {engine.gaps} gaps", "yellow")
@@ -83,7 +84,7 @@ def _tier(tier: TierPicture) -> Text:
     used = _share(tier.used, tier.num_blocks)
     full = _share(tier.used + tier.cached, tier.num_blocks)
     num_used, num_full = round(used * _BAR), round(full * _BAR)
-    bar = Text(f"{tier.tier:4} ")
+    bar = Text(f"{cell(tier.tier):4} ")
     bar.append("█" * num_used, "green" if full < 0.9 else "yellow" if full < 0.98 else "red")
     bar.append("▒" * (num_full - num_used), "cyan")
     bar.append("░" * (_BAR - num_full), "dim")
@@ -160,7 +161,7 @@ def policies(picture: Picture, shown: int = _DECISIONS_SHOWN) -> Text:
 
 
 def _policy(policy: PolicyPicture, shown: int) -> Text:
-    head = Text(policy.name, "bold")
+    head = Text(cell(policy.name), "bold")
     head.append(f"  {policy.asked:,} asked", "dim")
     for status, number in policy.outcomes:
         head.append(f"  {number:,} {status}", status_style(status))
@@ -169,11 +170,14 @@ def _policy(policy: PolicyPicture, shown: int) -> Text:
 
 def _decision(decision: DecisionPicture) -> Text:
     text = Text(f"{clock_time(decision.time_s)[:8]} ", "dim")
-    text.append(f"{decision.engine}: " if decision.engine else "", "dim")
-    text.append(decision.asks)
-    text.append(f" ({decision.reason})" if decision.reason else "", "dim")
+    text.append(f"{cell(decision.engine)}: " if decision.engine else "", "dim")
+    text.append(one_line(decision.asks))
+    text.append(f" ({one_line(decision.reason)})" if decision.reason else "", "dim")
     text.append(f" {decision.status}", status_style(decision.status))
-    text.append(f": {decision.why}" if decision.why else "", status_style(decision.status))
+    text.append(
+        f": {one_line(decision.why)}" if decision.why else "",
+        status_style(decision.status),
+    )
     return text
 
 
@@ -184,7 +188,10 @@ def traffic(picture: Picture, *, paused: bool) -> Text:
     """The line of message rates."""
     text = Text("PAUSED  " if paused else "", "bold reverse")
     text.append(f"{clock_time(picture.now)[:8]}  ", "dim not bold not reverse")
-    text.append("  ".join(f"{name} {rate:,.1f}/s" for name, rate in picture.rates), "not reverse")
+    text.append(
+        "  ".join(f"{cell(name)} {rate:,.1f}/s" for name, rate in picture.rates),
+        "not reverse",
+    )
     text.append(f"  {picture.num_messages:,} messages", "dim not bold not reverse")
     text.append(
         f"  contexts {picture.num_contexts:,} ({picture.num_paused:,} paused)",
@@ -208,7 +215,10 @@ def losses(picture: Picture, warning: str = "") -> Text:
     text.append("  ".join(bad) or "nothing", "yellow" if bad else "dim")
     if picture.losses:
         last = picture.losses[-1]
-        text.append(f"  (last: {last.missed:,} on {last.stem} from {last.source})", "dim")
+        text.append(
+            f"  (last: {last.missed:,} on {cell(last.stem)} from {cell(last.source)})",
+            "dim",
+        )
     if warning:
         text.append(f"  {warning}", "yellow")
     return text

@@ -1,13 +1,13 @@
 """A line for each message: time, category, source, words, in columns.
 
 On a terminal a long line is folded between words, so that no id is ever broken, and what follows
-is indented; elsewhere a message is one line. Characters that a terminal would obey are shown, not
-sent.
+is indented; elsewhere a message is one line. All that is received goes through ``hear.escaping``.
 """
 
 from datetime import datetime
 
 from hear.buses.tap.reading import Reading
+from hear.escaping import cell, one_line
 from hear.messages import DEFAULT_TENANT
 
 _CATEGORY_WIDTH = 8
@@ -57,11 +57,11 @@ class Lines:
         return self._line(time_s, "", "tap", text, _YELLOW)
 
     def _line(self, time_s: float, category: str, source: str, words: str, tone: str) -> str:
-        source, words = printable(source), printable(words)
+        source, words = cell(source), one_line(words)
         if self._source_width < len(source):
             self._source_width = min(len(source), _MAX_SOURCE_WIDTH)
         clock = clock_time(time_s)
-        category = printable(category).ljust(_CATEGORY_WIDTH)
+        category = cell(category, _SOURCE_WIDTH).ljust(_CATEGORY_WIDTH)
         padded = source.ljust(self._source_width)
         indent = len(clock) + len(category) + len(padded) + 3
         words = self._fold(words, indent)
@@ -93,10 +93,3 @@ def clock_time(time_s: float) -> str:
         return datetime.fromtimestamp(time_s).strftime("%H:%M:%S.%f")[:-3]
     except (ValueError, OverflowError, OSError):  # a peer may say anything
         return "--:--:--.---"
-
-
-def printable(text: str) -> str:
-    """The text with every character that a terminal might obey replaced by its name."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

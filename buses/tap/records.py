@@ -11,6 +11,7 @@ import msgspec
 
 from hear.blocks import HASH_BYTES
 from hear.buses.tap.reading import Reading
+from hear.escaping import to_json
 from hear.subjects import subject
 
 FEW = 3
@@ -71,7 +72,7 @@ class Records:
 
 def to_line(record: Mapping[str, Any]) -> str:
     """One line of JSON. A number that is none (nan, inf) is null."""
-    return msgspec.json.encode(record).decode()
+    return to_json(record)
 
 
 def hashes(packed: bytes, *, all_hashes: bool = False) -> dict[str, Any]:

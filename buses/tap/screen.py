@@ -5,6 +5,7 @@ it only where it is wanted: Textual is an extra.
 """
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -20,10 +21,10 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Input, Static
 
+from hear import console, escaping
 from hear.buses.tap import drawing
 from hear.buses.tap.board import Picture
 from hear.buses.tap.bridge import INTERVAL_S, Bridge
-from hear.buses.tap.lines import printable
 from hear.buses.tap.timelines import RequestPicture
 from hear.seams import Bus
 
@@ -68,9 +69,12 @@ class Messages(ModalScreen[None]):
         """Bring it up to date; one that is no longer kept stays as it was."""
         if found is None:
             return
-        head = Text(found.id, "bold")
+        head = Text(escaping.cell(found.id), "bold")
         head.append(f"  {found.status}", drawing.status_style(found.status))
-        head.append(f"  context {found.context}  role {found.role or '-'}", "dim")
+        head.append(
+            f"  context {escaping.cell(found.context)}  role {escaping.cell(found.role) or '-'}",
+            "dim",
+        )
         head.append(f"  {found.prompt_tokens:,} prompt tokens\n", "dim")
         self.query_one("#said", Static).update(Text("\n").join([head, *map(Text, found.messages)]))
 
@@ -83,18 +87,18 @@ class LastWarning:
 
     def warning(self, text: str) -> None:
         """Take one."""
-        self.text = printable(text)
+        self.text = escaping.one_line(text)
 
     error = critical = warning
 
     def take_over(self) -> None:
         """Take all that is logged from now on."""
-        structlog.configure(
+        structlog.configure(  # noqa: TID251, for as long as the screen is there
             processors=[
                 structlog.processors.TimeStamper("%H:%M:%S", utc=False, key="at"),
                 structlog.processors.LogfmtRenderer(key_order=["at", "event"]),
             ],
-            wrapper_class=structlog.make_filtering_bound_logger("warning"),
+            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
             logger_factory=lambda *_: self,
         )
 
@@ -133,6 +137,7 @@ class TapScreen(App[None]):
 
     def __init__(self, source: Source, warning: LastWarning | None = None) -> None:
         super().__init__()
+        self.error_console = console.of_errors()  # for what ends the screen before its time
         self._source = source
         self._warning = warning or LastWarning()
         self._picture: Picture | None = None
@@ -292,7 +297,9 @@ class TapScreen(App[None]):
 
 def _texts(request: RequestPicture) -> tuple[str, str, str, str, str]:
     priority = str(request.priority) if request.priority else ""
-    return request.id, request.context, request.engine, request.status, priority
+    names = (request.id, request.context, request.engine, request.status)
+    id, context, engine, status = (escaping.cell(name) for name in names)
+    return id, context, engine, status, priority
 
 
 def _row(request: RequestPicture, now: float, span: float, width: int) -> tuple[Text, ...]:

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-import msgspec
 import trio
 from msgspec import Struct, field
 
+from hear import escaping
 from hear.buses.tap.follow import as_remembering
 from hear.codec import open_body
 from hear.errors import RemoteProtocolError
@@ -292,4 +292,4 @@ def _read(envelope: Envelope) -> Message | None:
 
 def to_json(status: Status) -> str:
     """The whole status as one JSON object."""
-    return msgspec.json.encode(status).decode()
+    return escaping.to_json(status)

@@ -1,18 +1,17 @@
 """``hear status``: one look at a running cluster."""
 
 import argparse
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 
-from rich.console import Console
 from rich.table import Table
 
-from hear import connection, plugins
-from hear.buses.tap.lines import of_tenant, printable
+from hear import connection, console, output, plugins
+from hear.buses.tap.lines import of_tenant
 from hear.buses.tap.status import LOOK_S, EngineStatus, PolicyStatus, Status, look, to_json
 from hear.cli import Command
+from hear.escaping import MAX_PART, cell
 from hear.log import to_stderr
 
 _WIDE = 200  # columns where there is no terminal: a table in a file is not cut
@@ -41,20 +40,20 @@ def run(namespace: argparse.Namespace) -> int:
 def show(status: Status, *, bus: str, json: bool = False) -> int:
     """Print a status; returns the exit code."""
     if status.nobody:
-        print(f"hear: no engine and no policy on {bus} (looked for {LOOK_S:g} s)", file=sys.stderr)
+        output.complain(f"no engine and no policy on {bus} (looked for {LOOK_S:g} s)")
         return 2
     with suppress(BrokenPipeError):
-        print(to_json(status) if json else text(status), flush=True)
+        if json:
+            output.say_whole(to_json(status))
+        else:
+            output.say_drawn(text(status))
     return 0
 
 
-def text(status: Status, width: int | None = None) -> str:
+def text(status: Status, width: int | None = None) -> output.Drawn:
     """The status as tables, for people."""
-    console = Console(width=width or (None if sys.stdout.isatty() else _WIDE), highlight=False)
-    with console.capture() as captured:
-        for part in _parts(status):
-            console.print(part, markup=False) if isinstance(part, str) else console.print(part)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    made = console.Console(width=width) if width else console.of_results(_WIDE)
+    return made.drawn(_parts(status))
 
 
 def _parts(status: Status) -> Iterable[str | Table]:
@@ -64,7 +63,9 @@ def _parts(status: Status) -> Iterable[str | Table]:
     yield _policies(status)
     yield ""
     yield _subscribers(status)
-    published = ", ".join(f"{n:,} {category}" for category, n in status.published.items() if n)
+    published = ", ".join(
+        f"{n:,} {cell(category)}" for category, n in status.published.items() if n
+    )
     if status.own_key_only:
         whose = "the participants with this key alone"
     else:
@@ -80,7 +81,7 @@ def _table(*columns: str) -> Table:
 
 
 def _engine(engine: EngineStatus) -> Table:
-    table = _table("engine", printable(of_tenant(engine.name, engine.tenant)))
+    table = _table("engine", cell(of_tenant(engine.name, engine.tenant)))
     if engine.heard_s_ago is None:
         table.add_row("", f"did not answer within {LOOK_S:g} s; known from the bus's history")
         return table
@@ -88,22 +89,22 @@ def _engine(engine: EngineStatus) -> Table:
         table.add_row("missing", f"did not answer for: {', '.join(engine.missing)}")
     table.add_row("epoch", f"{engine.epoch}, last word {engine.heard_s_ago:.1f} s ago")
     if "capabilities" not in engine.missing:
-        table.add_row("model", printable(engine.model) or "not named")
+        table.add_row("model", cell(engine.model) or "not named")
     if engine.num_waiting is not None:
         table.add_row("queue", f"{engine.num_waiting} waiting, {engine.num_running} running")
     for tier in engine.tiers:
         share = min((tier.used + tier.cached) / tier.num_blocks, 1.0) if tier.num_blocks else 0.0
         table.add_row(
-            f"KV {printable(tier.tier)}",
+            f"KV {cell(tier.tier)}",
             f"{bar(share)} {share:4.0%}  {tier.used:,} used, {tier.cached:,} cached of "
             f"{tier.num_blocks:,} blocks",
         )
     if engine.controls:
-        table.add_row("controls", printable(", ".join(engine.controls)))
+        table.add_row("controls", cell(", ".join(engine.controls), MAX_PART))
     if engine.modes:
-        table.add_row("modes", printable(", ".join(engine.modes)))
+        table.add_row("modes", cell(", ".join(engine.modes), MAX_PART))
     if engine.endpoint:
-        table.add_row("endpoint", printable(engine.endpoint))
+        table.add_row("endpoint", cell(engine.endpoint, MAX_PART))
     if engine.block_size:
         table.add_row("blocks", f"of {engine.block_size} tokens")
     return table
@@ -121,7 +122,7 @@ def _policies(status: Status) -> str | Table:
     table = _table("policy", "since", "here", "asked", "outcomes", "open")
     for policy in status.policies:
         table.add_row(
-            printable(of_tenant(policy.name, policy.tenant)),
+            cell(of_tenant(policy.name, policy.tenant)),
             _since(policy),
             {True: "yes", False: "no", None: "?"}[policy.subscribed],
             _counts(policy.asked),
@@ -140,7 +141,7 @@ def _since(policy: PolicyStatus) -> str:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number:,} {printable(name)}" for name, number in counts.items()) or "none"
+    return ", ".join(f"{number:,} {cell(name)}" for name, number in counts.items()) or "none"
 
 
 def _subscribers(status: Status) -> str | Table:
@@ -148,9 +149,7 @@ def _subscribers(status: Status) -> str | Table:
         return "no subscriber is known"
     table = _table("subscriber", "unread", "received", "dropped")
     for row in status.subscribers:
-        table.add_row(
-            printable(row.name), f"{row.queued:,}", f"{row.received:,}", f"{row.dropped:,}"
-        )
+        table.add_row(cell(row.name), f"{row.queued:,}", f"{row.received:,}", f"{row.dropped:,}")
     return table
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Literal
 
-from hear.buses.tap.lines import clock_time, of_tenant, printable
+from hear.buses.tap.lines import clock_time, of_tenant
 from hear.buses.tap.reading import Reading
 from hear.buses.tap.words import wait_words
+from hear.escaping import one_line, printable
 from hear.messages import (
     Envelope,
     QueueChanged,
@@ -207,7 +208,7 @@ class Timelines:
 
 def _note(request: _Request, envelope: Envelope, words: str) -> None:
     head = f"{clock_time(envelope.time_s)} {envelope.category:8} {envelope.source}"
-    request.messages.append(printable(f"{head} {words}"))
+    request.messages.append(one_line(f"{head} {words}"))
     request.picture = None
 
 

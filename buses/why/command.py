@@ -8,11 +8,9 @@ from typing import cast
 
 import msgspec
 import trio
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from hear import connection
+from hear import connection, console, output
 from hear.buses.why.facts import Story
 from hear.buses.why.story import find_story
 from hear.buses.why.telling import sentences
@@ -20,6 +18,7 @@ from hear.buses.why.timeline import timeline
 from hear.buses.why.words import time_of_day
 from hear.cli import Command
 from hear.errors import ConfigError
+from hear.escaping import cell, legible, one_line, to_json
 from hear.log import to_stderr
 from hear.messages import Envelope
 from hear.recording import Heard, Record, opened
@@ -134,22 +133,20 @@ def _story(heard: Sequence[Envelope], namespace: argparse.Namespace) -> Story:
 def show(story: Story, namespace: argparse.Namespace, *, notes: Sequence[str] = ()) -> None:
     """Print a story: in words and as a table, or as JSON."""
     if namespace.json:
-        text = msgspec.json.format(msgspec.json.encode(Told(sentences(story), notes, story)))
-        print(text.decode(), flush=True)
+        output.say_whole(to_json(Told(sentences(story), notes, story), pretty=True))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH)
+    story = legible(story)
+    screen = console.of_results(_WIDTH)
     for number, sentence in enumerate([*sentences(story), *(f"{note}." for note in notes)]):
-        console.print(escape(sentence), style="bold" if number == 0 else "", soft_wrap=True)
-    console.print(f"\nIn seconds from {time_of_day(story)}:", soft_wrap=True)
+        screen.print(one_line(sentence), style="bold" if number == 0 else "", soft_wrap=True)
+    screen.print(f"\nIn seconds from {time_of_day(story)}:", soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for line in timeline(story, each=namespace.all):
-        table.add_row(f"{line.at_s:+.3f}", escape(line.who), escape(line.what))
-    console.print(table)
+        table.add_row(f"{line.at_s:+.3f}", cell(line.who, _WIDTH // 3), one_line(line.what))
+    screen.print(table)
 
 
 class Told(msgspec.Struct, frozen=True):

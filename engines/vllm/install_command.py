@@ -12,6 +12,7 @@ import sys
 from importlib.resources import as_file, files
 from typing import Final
 
+from hear import output
 from hear.cli import Command
 from hear.errors import ConfigError
 
@@ -39,11 +40,10 @@ def run(namespace: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "pip", "install", "--no-deps", "-r", str(path)]
         code = subprocess.run([*command, *namespace.pip_options]).returncode
     if code:
-        print(
-            "hear: pip could not install vLLM. Where it did not find torch's +cpu build, name an "
+        output.complain(
+            "pip could not install vLLM. Where it did not find torch's +cpu build, name an "
             "index that has it: hear vllm install-cpu --extra-index-url URL (PyTorch's own pages "
-            "say which)",
-            file=sys.stderr,
+            "say which)"
         )
     return code
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
+from hear import output
 from hear.errors import ConfigError
 
 END_WITHIN_S: Final = 1.0
@@ -53,8 +54,7 @@ def check_port(host: str, port: int) -> None:
 
 def become(command: tuple[str, ...], added: Mapping[str, str]) -> NoReturn:
     """Go on as another program."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    output.flush()
     os.execve(command[0], command, {**os.environ, **added})
 
 

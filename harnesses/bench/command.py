@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import msgspec
 import trio
-from rich.console import Console
 
-from hear import plugins
-from hear.cli import Command, give_up_output
+from hear import output, plugins
+from hear.cli import Command
 from hear.clock import new_epoch
 from hear.connection import add_bus_arguments, run
+from hear.console import of_results
 from hear.errors import ConfigError, EngineError
+from hear.escaping import to_json
 from hear.harnesses.bench import script as scripts
 from hear.harnesses.bench import servers
 from hear.harnesses.bench.answers import differences, num_told
@@ -32,7 +33,7 @@ from hear.harnesses.bench.script import Script, Shape
 from hear.harnesses.replay.output import check_outputs, write_whole
 from hear.harnesses.replay.report import write_report
 from hear.harnesses.replay.results import Row, RunResult
-from hear.harnesses.replay.table import PIPED_WIDTH, print_results
+from hear.harnesses.replay.table import print_results
 from hear.log import to_stderr
 
 GUARD: Final = "cache-aware+guard:15"
@@ -143,7 +144,7 @@ def run_bench(namespace: argparse.Namespace) -> int:
             _try_to_write(bench, write, namespace.report)
         _print(bench)
     for error in bench.errors:
-        print(f"hear: {' '.join(error.split())}", file=sys.stderr)
+        output.complain(error)
     broken = any(r.problems or r.row.policy_failures or r.row.guard_violations for r in bench.runs)
     return code or (1 if bench.errors or broken else 0)
 
@@ -165,35 +166,34 @@ async def _serve_all(bench: _Bench, opener: _Opener, save: Callable[[], None]) -
                     served = await serve(place, script, arm, _progress(name, script))
             except EngineError as error:
                 bench.errors.append(f"{name}: {error}")
-                print(f"hear: {name}: {error}", file=sys.stderr)
+                output.complain(f"{name}: {error}")
                 if not any(bench.results):
                     return 1  # what keeps the very first from starting keeps them all
                 continue
             if unserved := served.unserved:
                 # It had less to do than the others, so it stands beside none of them.
                 bench.errors.append(f"{name}: {unserved}; this arm is left out")
-                print(f"hear: {name}: {unserved}", file=sys.stderr)
+                output.complain(f"{name}: {unserved}")
                 continue
             served = _compared(bench, number, served)
             bench.results[number].append(served)
             save()
             row = served.run.row
-            print(
+            output.remark(
                 f"{name}: up in {up_s:.0f} s, {row.turns} turns in {row.batch_s:.1f} s, "
-                f"TTFT P50 {row.ttft_p50_s:.2f} s, reuse {row.reuse_pct:.0f}%",
-                file=sys.stderr,
+                f"TTFT P50 {row.ttft_p50_s:.2f} s, reuse {row.reuse_pct:.0f}%"
             )
     return 0
 
 
 def _progress(name: str, script: Script) -> Callable[[int], None]:
     """Tells how far an arm is, where somebody may be looking."""
-    if not sys.stderr.isatty():
+    if not output.errors_are_seen():
         return lambda done: None
 
     def tell(done: int) -> None:
-        end = "" if done < script.num_turns else "\r\x1b[K"
-        print(f"\r{name}: {done} of {script.num_turns} turns", end=end, file=sys.stderr, flush=True)
+        ended = done >= script.num_turns
+        output.progress("" if ended else f"{name}: {done} of {script.num_turns} turns")
 
     return tell
 
@@ -248,7 +248,7 @@ def _write_json(path: Path | None, bench: _Bench) -> None:
             *(f"{run.row.policy}: {problem}" for run in bench.runs for problem in run.problems),
         ],
     )
-    data = msgspec.json.format(msgspec.json.encode(written)) + b"\n"
+    data = f"{to_json(written, pretty=True)}\n".encode()
     _try_to_write(bench, lambda path: write_whole(path, data), path)
 
 
@@ -262,17 +262,17 @@ def _try_to_write(bench: _Bench, write: Callable[[Path], None], path: Path) -> N
 
 
 def _print(bench: _Bench) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    console = of_results()
     try:
         print_results(bench.runs, console)
         console.print(f"answers compared with those of another arm: {bench.compared:,}")
         if len(bench.rounds) > 1:
             console.print()
             print_pairs(bench.pairs, console)
-        sys.stdout.flush()
+        output.flush()
     except OSError as error:
         bench.errors.append(f"the table cannot be printed: {error.strerror}")
-        give_up_output()
+        output.give_up()
 
 
 # -- what is asked for ------------------------------------------------------------------------

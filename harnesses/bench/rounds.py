@@ -10,11 +10,12 @@ from typing import Final
 
 from msgspec import Struct
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hear.harnesses.replay.comparison import METRICS, Metric, baseline_of, printable, spell
+from hear import escaping
+from hear.console import Console
+from hear.harnesses.replay.comparison import METRICS, Metric, baseline_of, spell
 from hear.harnesses.replay.results import Row
 
 _TIMES: Final = "x"
@@ -82,7 +83,7 @@ def print_pairs(pairs: Sequence[Paired], console: Console) -> None:
     for arm in dict.fromkeys(pair.policy for pair in pairs):
         cells = {pair.metric: pair for pair in pairs if pair.policy == arm}
         texts = [_cell(cells.get(metric.field)) for metric in shown]
-        table.add_row(Text(printable(spell(arm))), *texts)
+        table.add_row(Text(escaping.cell(spell(arm))), *texts)
     console.print(table)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from hear.harnesses.replay.comparison import printable
+from hear.escaping import printable
 
 Point = tuple[float, float]
 

@@ -10,14 +10,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hear import plugins
-from hear.cli import Command, give_up_output
+from hear import output, plugins
+from hear.cli import Command
+from hear.console import of_errors
 from hear.errors import ConfigError
+from hear.escaping import cell, to_json
 from hear.harnesses.replay import recorded
 from hear.harnesses.replay.nearest import nearest_profile
 from hear.harnesses.replay.output import check_outputs, check_recording, write_whole
@@ -149,9 +148,9 @@ def run(namespace: argparse.Namespace) -> int:
         _write_all(finished, namespace, errors)  # first, since a terminal may have gone
         _print(finished, errors)
     for error in errors:
-        print(f"hear: {' '.join(error.split())}", file=sys.stderr)
+        output.complain(error)
     if interrupted:
-        print(f"hear: stopped; {len(finished)} of {len(runs)} runs finished", file=sys.stderr)
+        output.complain(f"stopped; {len(finished)} of {len(runs)} runs finished")
         return 130
     broken = any(r.problems or r.row.policy_failures for r in finished)
     return 1 if errors or broken else 0
@@ -175,18 +174,16 @@ def _write_all(
 
 
 def _print(results: Sequence[RunResult], errors: list[str]) -> None:
-    if sys.stdout is None:
-        return
     try:
         print_results(results)
-        sys.stdout.flush()
+        output.flush()
     except OSError as error:
         errors.append(f"the table cannot be printed: {error.strerror}")
-        give_up_output()
+        output.give_up()
 
 
 def _as_json(rows: Sequence[Row]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(rows)) + b"\n"
+    return f"{to_json(rows, pretty=True)}\n".encode()
 
 
 def _run_all(
@@ -196,9 +193,9 @@ def _run_all(
     results: list[RunResult | None],
     errors: list[str],
 ) -> None:
-    console = Console(stderr=True)
+    console = of_errors()
     bars = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("turns"),
@@ -208,7 +205,7 @@ def _run_all(
     )
     with bars if console.is_terminal else nullcontext():
         tasks = [
-            bars.add_task(escape(f"{r.policy} {r.load:g}% seed {r.seed}"), start=False, total=total)
+            bars.add_task(f"{cell(r.policy)} {r.load:g}% seed {r.seed}", start=False, total=total)
             for r, total in zip(runs, num_turns, strict=True)
         ]
 
@@ -281,7 +278,7 @@ def _consider(path: Path, namespace: argparse.Namespace) -> str:
     elif not engine:
         engine = DEFAULTS["mooncake"]["engine"]
         remarks.append(f"served on {engine}, since no engine described itself")
-    print(f"hear: {path}: {'; '.join(remarks)}", file=sys.stderr)
+    output.complain(f"{path}: {'; '.join(remarks)}")
     return engine
 
 

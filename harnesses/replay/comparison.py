@@ -295,8 +295,3 @@ def run_name(row: Row) -> str:
 def spell(policy: str) -> str:
     """A policy's name with room to break the line at each ``+``, as the paper writes it."""
     return " + ".join(part.strip() for part in policy.split("+"))
-
-
-def printable(text: str) -> str:
-    """``text`` without control characters, which would break a terminal or a page."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

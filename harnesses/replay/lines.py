@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hear.errors import ConfigError
+from hear.escaping import cell
 
 _T = TypeVar("_T")
 _AT = re.compile(r" - at `\$(?P<at>[^`]*)`$")
@@ -85,5 +86,4 @@ def _explain(line: bytes, message: str) -> str:
 
 
 def _short(text: str) -> str:
-    text = "".join(c if c.isprintable() else "?" for c in text[:80])
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return cell(text, 60)

@@ -4,19 +4,20 @@ Each table is laid out for the width it is given: the ratio beside its value whe
 below it where there is not. Names come from outside and are never read as markup.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Final
 
 from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console as AnyConsole  # noqa: TID251, for its type alone
+from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from hear import escaping
+from hear.console import of_results
 from hear.harnesses.replay.comparison import (
     Cell,
     Comparison,
@@ -26,19 +27,15 @@ from hear.harnesses.replay.comparison import (
     check,
     compare,
     costs,
-    printable,
     spell,
 )
 from hear.harnesses.replay.results import Row, RunResult
 
-PIPED_WIDTH: Final = 160
-"""Where no terminal sets a width, one policy stays on one line, for grep and diff."""
 
-
-def print_results(results: Sequence[RunResult], console: Console | None = None) -> None:
+def print_results(results: Sequence[RunResult], console: AnyConsole | None = None) -> None:
     """Print the results, what the protocol cost, and the self-checks."""
     if console is None:
-        console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+        console = of_results()
     console.print(results_table([result.row for result in results]))
     if results:
         console.print()
@@ -70,7 +67,7 @@ def self_checks(results: Sequence[RunResult]) -> Text:
     checks = check(results)
     if checks.passed:
         return Text(checks.summary, style="green")
-    lines = [checks.summary, *(f"  {printable(problem)}" for problem in checks.problems)]
+    lines = [checks.summary, *(f"  {escaping.one_line(problem)}" for problem in checks.problems)]
     return Text("\n".join(lines), style="bold red")
 
 
@@ -90,7 +87,7 @@ class _Fitted:
     def __init__(self, build: Callable[[_Style], Table]) -> None:
         self._build = build
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: AnyConsole, options: ConsoleOptions) -> RenderResult:
         plus_minus = "±" if options.encoding.lower().startswith("utf") else "+-"
         boundless = options.update(width=10_000)
         for name_width, stacked in ((40, False), (22, False), (22, True)):
@@ -110,7 +107,7 @@ class _Note:
         self._seeds = max(len(line.seeds) for line in lines)
         self._best = any(cell.best for line in lines for cell in line.cells.values())
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: AnyConsole, options: ConsoleOptions) -> RenderResult:
         says = []
         if self._baseline is not None:
             says.append(f"xN: times better than {self._baseline} (below 1 is worse)")
@@ -140,7 +137,9 @@ def _results(blocks: Sequence[Comparison], style: _Style) -> Table:
         "guard\nbroken": [line.guard_violations for line in lines],
     }
     complaints = {name: column for name, column in counts.items() if any(column)}
-    table = _table(f"{printable(blocks[0].workload)} on {printable(blocks[0].engine)}", style)
+    table = _table(
+        f"{escaping.cell(blocks[0].workload)} on {escaping.cell(blocks[0].engine)}", style
+    )
     for metric in metrics:
         table.add_column(_heading(metric), justify="right", no_wrap=True)
     for name in complaints:
@@ -152,7 +151,7 @@ def _results(blocks: Sequence[Comparison], style: _Style) -> Table:
         table.add_section()
         table.add_row(Text(f"{block.load:g}% load", style="bold"))
         for line in block.lines:
-            table.add_row(Text(printable(spell(line.policy))), *next(rows))
+            table.add_row(Text(escaping.cell(spell(line.policy))), *next(rows))
     return table
 
 
@@ -195,10 +194,10 @@ def _join(separator: str, cell: Cell, parts: Sequence[str]) -> Text:
 def _costs(lines: Sequence[CostLine], style: _Style) -> Table:
     table = _table("What the protocol cost", style)
     categories = list(dict.fromkeys(category for line in lines for category in line.messages))
-    headings = [f"{printable(category)}\nmessages" for category in categories]
+    headings = [f"{escaping.cell(category)}\nmessages" for category in categories]
     headings += ["decisions", "controls", "policy\ncode ms", "us a\ndecision", "share of\nrun, %"]
     if style.stacked:
-        headings = [f"{printable(category)}\nmsgs" for category in categories]
+        headings = [f"{escaping.cell(category)}\nmsgs" for category in categories]
         headings += ["deci-\nsions", "con-\ntrols", "code\nms", "us a\ndec.", "run\n%"]
     for heading in headings:
         table.add_column(Text(heading), justify="right", no_wrap=True)
@@ -206,7 +205,7 @@ def _costs(lines: Sequence[CostLine], style: _Style) -> Table:
     decimal = _short if style.stacked else "{:,.1f}".format
     for line in lines:
         table.add_row(
-            Text(printable(spell(line.policy))),
+            Text(escaping.cell(spell(line.policy))),
             *(count(line.messages.get(category, 0)) for category in categories),
             count(line.decisions),
             count(sum(line.controls.values())),

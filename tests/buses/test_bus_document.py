@@ -88,7 +88,8 @@ def test_frames_and_items_are_in_the_document_as_they_are(header: str, union: An
 
 
 def test_who_says_what_is_what_the_hub_takes() -> None:
-    source = "".join(Path(m.__file__).read_text(encoding="utf-8") for m in (hub, link))
+    files = (Path(str(module.__file__)) for module in (hub, link))
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
     taken = set(re.findall(r"isinstance\((?:item|wire|frame\.items\[0\]), (\w+)\)", source))
     for header in ("frame", "item"):
         for name, _, said_by, *_ in rows(header, "tag", "from"):

@@ -3,8 +3,7 @@
 from io import StringIO
 from typing import Any
 
-from rich.console import Console
-
+from hear.console import Console
 from hear.harnesses.bench.rounds import order, pair, print_pairs
 from hear.harnesses.replay.results import Row
 
