@@ -35,6 +35,7 @@ from hear.buses.nng.frames import (
     Will,
     decode,
     encode,
+    split,
 )
 from hear.buses.nng.seal import Seals
 from hear.codec import encode as encode_envelope
@@ -301,6 +302,22 @@ def flood(url: str, key: KeyFile) -> None:
             rogue.drain()
 
 
+def unread(url: str, key: KeyFile) -> None:
+    """Messages of 8 MB, in pieces, for 200 peers that take nothing over."""
+    for _ in range(200):
+        Rogue(url, key).put(Subscribe(1, "s", ["control.acme.>"]))
+    senders = [Rogue(url, key) for _ in range(4)]
+    made = Sequencer("acme", tenant="acme").wrap(
+        Prioritise(priority=1, reason="x" * (8_000_000)), Key(engine="nowhere", request="r"), 0.0
+    )
+    parts = list(split(Run(stem_of(made), True, [encode_envelope(made)])))
+    while True:
+        for rogue in senders:
+            for part in parts:
+                rogue.put(part)
+            rogue.drain()
+
+
 def coming_and_going(url: str, key: KeyFile) -> None:
     """Peers that join, subscribe, leave a will, and are lost or leave."""
     messages = _messages("acme")
@@ -370,6 +387,7 @@ HOLDERS: Final[tuple[Attack, ...]] = (
     large_patterns,
     pieces,
     flood,
+    unread,
     coming_and_going,
     hellos,
     snapshots,
