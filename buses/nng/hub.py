@@ -448,8 +448,7 @@ class Hub:
         if handshake is not None:
             proof = handshake.prove_hub(decision.secret, peer.stay, resumed, received)
             to_hub, to_client = handshake.seals(decision.secret)
-            if peer.seals is None or peer.seals.keys != (to_client, to_hub):
-                peer.seals = Seals(to_client, to_hub)  # else it is said twice, and counts go on
+            peer.seals = Seals(to_client, to_hub)
         self._send(connection, Welcome(LINK_VERSION, peer.stay, resumed, received, proof))
 
     def _displace(self, connection: int, peer: Peer | None, now: float) -> None:
