@@ -152,6 +152,7 @@ class Hub:
         self._inbox_bytes: dict[Grants, int] = {}
         self._grown: dict[Grants, None] = {}  # the keys for whose peers more is kept than before
         self._parted: set[int] = set()  # connections over which a goodbye was said
+        self._closing: set[int] = set()  # those in ``to_close`` that are not closed yet
         self._stays = count(1)
         self._gone = Gone()
         self._turned_away = 0
@@ -176,6 +177,8 @@ class Hub:
 
     def receive(self, connection: int, data: bytes, now: float) -> None:
         """Take in what came over a connection. What a peer says waits for its turn."""
+        if connection in self._closing:
+            return
         peer = self._peers.at(connection)
         if peer is None:
             self._hear_stranger(connection, data, now)
@@ -188,6 +191,7 @@ class Hub:
         """A connection is gone."""
         self._joining.closed(connection)
         self._parted.discard(connection)
+        self._closing.discard(connection)
         peer = self._peers.detach(connection, now)
         if peer is not None:
             self._event("peer.away", peer=peer.name)
@@ -204,8 +208,9 @@ class Hub:
                 if now >= peer.away_since_s + self._away_s:
                     self._forget(peer, "peer.lost", now)
             elif peer.link.lost(now):
-                self.to_close.append(peer.connection)
-                self.closed(peer.connection, now)
+                lost = peer.connection
+                self.closed(lost, now)
+                self._give_up(lost)
             elif peer.link.stuck(now) or now >= peer.link.assembly_since_s + ASSEMBLE_S:
                 self._forget(peer, "peer.stuck", now)
             elif now >= peer.link.next_due():
@@ -427,7 +432,7 @@ class Hub:
         peer = decision.peer
         self._displace(connection, peer, now)
         if peer.connection is not None and peer.connection != connection:
-            self.to_close.append(peer.connection)
+            self._give_up(peer.connection)
             self._peers.detach(peer.connection, now)
         self._peers.attach(peer, connection)
         self._joining.joined(connection)
@@ -478,7 +483,13 @@ class Hub:
     def _close(self, connection: int, event: str, **facts: Any) -> None:
         self._event(event, connection=connection, **facts)
         self._joining.closed(connection)
+        self._give_up(connection)
+
+    def _give_up(self, connection: int) -> None:
+        """Have a connection closed. Nothing that still comes over it counts, since nothing is known
+        of it any more."""
         self.to_close.append(connection)
+        self._closing.add(connection)
 
     def _forget(self, peer: Peer, event: str, now: float) -> None:
         """A peer is gone for good: what it provided and asked for goes, and its will is done."""

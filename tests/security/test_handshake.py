@@ -234,6 +234,21 @@ def test_a_key_with_the_certificate_of_its_name_joins() -> None:
     way.goes_on()
 
 
+def test_a_connection_that_is_to_be_closed_has_no_other_certificate_for_that() -> None:
+    """Between the decision and the end of a connection, all was forgotten of it, also whose
+    certificate it came with, and any key was good."""
+    for way_to_end in (b"junk", b"\x95\xa1F"):
+        net = Net(keyring=tenants())
+        peer = net.connect()
+        net.hub.opened(peer.connection, net.now, "acme")
+        net.hub.receive(peer.connection, way_to_end, net.now)
+        assert net.hub.to_close == [peer.connection]
+        hello = Hello(LINK_VERSION, "me", "me-1", 0, key="umbra")
+        net.hub.receive(peer.connection, encode(hello), net.now)
+        assert net.hub.output == []
+        assert net.hub.to_close == [peer.connection]
+
+
 def test_another_handshake_over_a_connection_takes_no_session_of_another_key() -> None:
     net = Net(keyring=tenants())
     acme = net.joined("me", "acme")
