@@ -271,7 +271,7 @@ class Hub:
         elif isinstance(wire, Frame):
             self._send(connection, Stranger(self.id))
         elif isinstance(wire, Goodbye):
-            self._goodbye(connection, None, now)
+            self._goodbye(connection)
         else:
             self._turn_away(connection, "frame.unusable", error=f"a {type(wire).__name__}")
 
@@ -462,13 +462,16 @@ class Hub:
         if before is not None and before is not peer:
             self._forget(before, "peer.replaced", now)
 
-    def _goodbye(self, connection: int, peer: Peer | None, now: float) -> None:
-        if peer is not None:
-            peer.left = True
-            self._parted.add(connection)
-            self._say(peer, connection, encode(Goodbye()))
-            self._forget(peer, "peer.left", now)
-        elif connection in self._parted:
+    def _leave(self, peer: Peer, now: float) -> None:
+        """A peer has said goodbye. Its connection may have gone since."""
+        peer.left = True
+        if peer.connection is not None:
+            self._parted.add(peer.connection)
+            self._say(peer, peer.connection, encode(Goodbye()))
+        self._forget(peer, "peer.left", now)
+
+    def _goodbye(self, connection: int) -> None:
+        if connection in self._parted:
             # Said again since the first answer was lost. Without keys, that is: with them, only
             # what is sealed tells that it is the hub's, and the member gives up waiting by itself.
             self._send(connection, Goodbye())
@@ -525,9 +528,7 @@ class Hub:
             data = opened
         wire = decode(data)
         if isinstance(wire, Goodbye):
-            assert peer.connection is not None or not peer.gone
-            if peer.connection is not None:
-                self._goodbye(peer.connection, peer, now)
+            self._leave(peer, now)
             return _ITEM
         if not isinstance(wire, Frame):
             raise RemoteProtocolError(f"a {type(wire).__name__} from a client that has joined")

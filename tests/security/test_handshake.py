@@ -528,6 +528,22 @@ def test_leaving_is_heard_under_a_seal_alone() -> None:
     assert "will.done" not in way.events
 
 
+def test_a_goodbye_counts_though_its_connection_was_gone_before_it_was_looked_at() -> None:
+    """A peer that has said goodbye closes its connection, and a busy hub hears of that first.
+    Before, the goodbye was dropped then, and the will of one that had left was done."""
+    way = Way().joined()
+    way.member.leave(way.now)
+    for data in way.member.poll(way.now):
+        way.hub.receive(way.connection, data, way.now)
+    way.hub.closed(way.connection, way.now)
+    while way.hub.busy:
+        way.hub.turn(way.now)
+    assert way.hub.peers == []
+    way.hub.tick(way.now + 100.0)
+    assert "will.done" not in way.events
+    assert way.events.count("peer.left") == 1
+
+
 @given(
     plan=st.lists(
         st.tuples(
