@@ -115,6 +115,7 @@ def decode(frame: bytes | memoryview) -> Envelope:
 
 _CANONICAL_BYTES: Final = 256 << 10
 _MAX_ELEMENTS: Final = 65_536
+_MAX_DEPTH: Final = 64
 _plain_decoder = msgspec.msgpack.Decoder()
 _array_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _map_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
@@ -125,8 +126,9 @@ def check_unambiguous(frame: bytes) -> None:
     readers that take the last would read two different messages.
 
     Raises:
-        RemoteProtocolError: one has, or has a key that is no text, or the message cannot be read,
-            or is large and has more than 65,536 elements.
+        RemoteProtocolError: one has, or the message cannot be read,
+            or has an unusual encoding, or more than 256 KiB, and more than 65,536 elements or 64
+            maps and arrays one inside the other.
     """
     try:
         # Whatever has no key twice, and is encoded as msgspec does it, comes out as it went in.
@@ -139,13 +141,21 @@ def check_unambiguous(frame: bytes) -> None:
 
 
 def _check_maps(frame: bytes) -> None:
-    """The same for any encoding, one level after the other, without making objects of it all."""
+    """The same for any encoding, one level after the other, without making objects of it all.
+
+    Each level is looked through once more for each that it is in, so there may not be many.
+    """
     left = _MAX_ELEMENTS
-    to_do = [frame]
+    to_do = [(memoryview(frame), 1)]
     while to_do:
-        data = to_do.pop()
+        data, depth = to_do.pop()
         kind, length = _head(data)
         left -= length
+        if depth > _MAX_DEPTH:
+            raise RemoteProtocolError(
+                f"a message of {len(frame)} bytes with more than {_MAX_DEPTH} maps and arrays one "
+                "inside the other"
+            )
         if left < 0:
             raise RemoteProtocolError(
                 f"a message of {len(frame)} bytes with more than {_MAX_ELEMENTS} elements"
@@ -158,13 +168,17 @@ def _check_maps(frame: bytes) -> None:
             values = found.values()
         else:
             values = _array_decoder.decode(data)
-        to_do += [raw for raw in map(bytes, values) if raw[0] in _CONTAINERS and len(raw) > 1]
+        to_do += [
+            (data, depth + 1)
+            for data in [memoryview(raw) for raw in values]
+            if data[0] in _CONTAINERS and len(data) > 1
+        ]
 
 
 _CONTAINERS: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
 
 
-def _head(data: bytes) -> tuple[str, int]:
+def _head(data: memoryview) -> tuple[str, int]:
     """Whether a container is a map or an array, and how many entries it says that it has."""
     first = data[0]
     if 0x80 <= first < 0xA0:
