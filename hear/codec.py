@@ -121,33 +121,37 @@ _array_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _map_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 
 
-def check_unambiguous(frame: bytes) -> None:
+def check_unambiguous(frame: bytes) -> int:
     """See that no map in a message, however deep, has a key twice: readers that take the first and
     readers that take the last would read two different messages.
 
+    Returns how many maps and arrays had to be taken apart for that.
+
     Raises:
-        RemoteProtocolError: one has, or the message cannot be read,
-            or has an unusual encoding, or more than 256 KiB, and more than 65,536 elements or 64
-            maps and arrays one inside the other.
+        RemoteProtocolError: one has, or the message cannot be read, or it has an unusual encoding
+            or more than 256 KiB, and then more than 65,536 elements, or more than 64 maps and
+            arrays one inside the other.
     """
     try:
         # Whatever has no key twice, and is encoded as msgspec does it, comes out as it went in.
         small = len(frame) <= _CANONICAL_BYTES
         if small and _encoder.encode(_plain_decoder.decode(frame)) == frame:
-            return
-        _check_maps(frame)
+            return 0
+        return _check_maps(frame)
     except (*_UNREADABLE, TypeError, OverflowError, IndexError) as error:
         raise RemoteProtocolError(f"not an envelope ({len(frame)} bytes): {error}") from error
 
 
-def _check_maps(frame: bytes) -> None:
+def _check_maps(frame: bytes) -> int:
     """The same for any encoding, one level after the other, without making objects of it all.
 
     Each level is looked through once more for each that it is in, so there may not be many.
     """
     left = _MAX_ELEMENTS
+    done = 0
     to_do = [(memoryview(frame), 1)]
     while to_do:
+        done += 1
         data, depth = to_do.pop()
         kind, length = _head(data)
         left -= length
@@ -173,6 +177,7 @@ def _check_maps(frame: bytes) -> None:
             for data in [memoryview(raw) for raw in values]
             if data[0] in _CONTAINERS and len(data) > 1
         ]
+    return done
 
 
 _CONTAINERS: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))

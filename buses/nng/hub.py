@@ -15,6 +15,7 @@ clock. So whoever asks for much waits, and others do not. What is kept for all p
 bounded too; with too much, the peer goes for which most is kept.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -67,7 +68,7 @@ from hear.buses.nng.routing import Routes
 from hear.buses.nng.screening import Screening
 from hear.buses.nng.seal import Seals, is_sealed
 from hear.buses.nng.settlement import SETTLE_S, Settlement
-from hear.buses.nng.snapshots import Snapshots
+from hear.buses.nng.snapshots import MAX_KEY_STREAM_BYTES, Snapshots
 from hear.buses.nng.turns import Ring
 from hear.errors import LocalProtocolError, RemoteProtocolError
 from hear.seams import BusStatistics
@@ -100,11 +101,15 @@ _FRAME: Final = 20
 _ITEM: Final = 4
 _MESSAGE: Final = 6
 _READER: Final = 3
+_SUBSCRIBE: Final = 20
 _PATTERN: Final = 5
 _STREAM: Final = 4
 _ROW: Final = 2
 _BYTES_A_UNIT: Final = 500
 _ANSWER: Final = 500
+# How much of one thing is done at once.
+_MOST_MESSAGES: Final = 128
+_MOST_STEMS: Final = 16
 # And what may be sent in a turn.
 _TURN_BYTES: Final = 1 << 20
 _FILL: Final = 16 << 10  # what looking at a peer counts for
@@ -236,7 +241,10 @@ class Hub:
         left = _TURN
         while left > 0 and self._to_do:
             peer = self._to_do.pop()
-            left -= self._serve(peer, now)
+            spent = self._serve(peer, now)
+            left -= spent
+            if spent >= 2 * _SHARE:
+                self._to_do.took(peer.grants, spent // _SHARE - 1)
             if self._has_more_to_do(peer):
                 self._to_do.add(peer)
         left_bytes = _TURN_BYTES
@@ -307,8 +315,7 @@ class Hub:
         try:
             while spent < _SHARE:
                 if peer.items:
-                    item = peer.items.popleft()
-                    spent += self._do(peer, item)
+                    spent += self._do(peer, _next(peer.items))
                     if not peer.items:
                         self._note(peer)
                 elif peer.inbox:
@@ -360,6 +367,7 @@ class Hub:
             data = peer.link.send(load.items, now)
             peer.on_their_way.append((peer.link.number, len(data), load.receipts))
             peer.on_their_way_bytes += len(data)
+            self._grown[peer.grants] = None
             sent += self._say(peer, connection, data)
             if peer.wants:
                 self._snapshots.go_on(peer)
@@ -556,6 +564,7 @@ class Hub:
         if isinstance(item, Run):
             run = self._screening.run(peer, item)
             spent = _MESSAGE * len(item.messages) if peer.grants.checks_sources else 0
+            spent += self._screening.spent()
             return spent + (self._pass_on(peer, run, receipt) if run.messages else _ITEM)
         return _ITEM + self._other(peer, item)
 
@@ -576,13 +585,13 @@ class Hub:
                 self._snapshots.fetch(peer, item.subscription, item.stem)
         elif isinstance(item, Snapshot):
             messages = self._screening.messages(peer, item.stem, item.messages)
-            self._snapshots.take(peer, item, messages)
-            return _MESSAGE * len(item.messages)
+            spent = _MESSAGE * len(item.messages) + self._screening.spent()
+            return spent + self._snapshots.take(peer, item, messages)
         elif isinstance(item, Lost):
             return self._pass_on_lost(peer, item.stems)
         elif isinstance(item, Will):
             self._leave_will(peer, item)
-            return _MESSAGE * len(item.runs)
+            return _MESSAGE * len(peer.will) + self._screening.spent()
         elif isinstance(item, Standing):
             stand(peer, item)
             return _ROW * len(item.rows)
@@ -593,15 +602,17 @@ class Hub:
         return 0
 
     def _leave_will(self, peer: Peer, item: Will) -> None:
-        will = [*peer.will] if item.more else []
-        will += [self._screening.run(peer, run) for run in item.runs]
+        before = peer.will if item.more else []
+        will = [*before, *item.runs]
         size_bytes = sum(len(run.stem) + sum(map(len, run.messages)) for run in will)
-        if len(will) > MAX_WILL_RUNS or size_bytes > MAX_WILL_BYTES:
+        count = sum(max(len(run.messages), 1) for run in will)
+        if count > MAX_WILL_RUNS or size_bytes > MAX_WILL_BYTES:
             raise RemoteProtocolError(
-                f"a will of {len(will)} runs and {size_bytes} bytes, expected at most "
+                f"a will of {count} messages and {size_bytes} bytes, expected at most "
                 f"{MAX_WILL_RUNS} and {MAX_WILL_BYTES}"
             )
-        peer.will, peer.will_bytes = will, size_bytes
+        peer.will = [*before, *(self._screening.run(peer, run) for run in item.runs)]
+        peer.will_bytes = size_bytes
 
     def _pass_on(self, peer: Peer, run: Run, receipt: Receipt) -> int:
         count = len(run.messages)
@@ -629,7 +640,7 @@ class Hub:
                 spent += _ITEM + _READER * len(readers)
                 for reader in readers:
                     reader.backlog.put_lost(stem)
-                    self._dirty.add(reader)
+                    self._has_to_send(reader)
         return spent
 
     def _cut_off(self, peer: Peer) -> None:
@@ -650,6 +661,7 @@ class Hub:
 
     def _subscribe(self, peer: Peer, item: Subscribe) -> int:
         number = item.subscription
+        spent = _SUBSCRIBE + self._peers.count(peer.grants) // 8 + _PATTERN * len(item.patterns)
         refused = self._why_not(peer, item)
         try:
             patterns = parse(item.patterns) if not refused else ()
@@ -658,7 +670,7 @@ class Hub:
         if refused:
             peer.backlog.put_subscribed(Subscribed(number, [], refused=refused[:MAX_NAME]))
             self._dirty.add(peer)
-            return 0
+            return spent
         before = peer.remove(number)
         if before is not None:
             self._routes.remove(peer, before)
@@ -679,7 +691,7 @@ class Hub:
         for stem in streams:
             self._snapshots.fetch(peer, number, stem)
         self._dirty.add(peer)
-        return _PATTERN * len(patterns) + _STREAM * len(streams)
+        return spent + _STREAM * len(streams)
 
     def _why_not(self, peer: Peer, item: Subscribe) -> str:
         """Why a subscription is refused; nothing if it is not."""
@@ -689,7 +701,7 @@ class Hub:
             return f"expected a name of {MAX_NAME} letters at most"
         if peer.grants is not EVERYTHING:
             there = sum(p.num_patterns for p in self._peers.with_grants(peer.grants))
-            if there + len(item.patterns) > MAX_KEY_PATTERNS:
+            if there + max(len(item.patterns), 1) > MAX_KEY_PATTERNS:
                 return f"{MAX_KEY_PATTERNS} patterns are the most that all with one key may have"
         return ""
 
@@ -697,7 +709,13 @@ class Hub:
         self._screening.category(item.stem)
         if not self._screening.may_publish(peer, item.stem):
             return 0
-        self._snapshots.provide(peer, item.stem)
+        if not self._snapshots.provide(peer, item.stem):
+            self._screening.deny(
+                peer,
+                f"the streams that all with one key provide have {MAX_KEY_STREAM_BYTES} bytes "
+                "at most",
+            )
+            return 0
         spent = _STREAM
         if item.resumed:
             for reader in self._routes.of(item.stem):
@@ -730,7 +748,7 @@ class Hub:
             peer.backlog.put(answer, sum(map(len, answer.parts)))
             if answer.last:
                 peer.answer = None
-            self._dirty.add(peer)
+            self._has_to_send(peer)
         return _ANSWER
 
     # -- pieces -------------------------------------------------------------------------------
@@ -748,6 +766,22 @@ class Hub:
 
     def _event(self, name: str, **facts: Any) -> None:
         self.events.append(HubEvent(name, facts))
+
+
+def _next(items: deque[Item]) -> Item:
+    """Take out the next thing to do; of one that is long its beginning, so that it takes turns."""
+    item = items.popleft()
+    if isinstance(item, Run) and len(item.messages) > _MOST_MESSAGES:
+        items.appendleft(Run(item.stem, item.reliable, item.messages[_MOST_MESSAGES:]))
+        return Run(item.stem, item.reliable, item.messages[:_MOST_MESSAGES])
+    if isinstance(item, Snapshot) and len(item.messages) > _MOST_MESSAGES:
+        stem, ticket, messages = item.stem, item.ticket, item.messages
+        items.appendleft(Snapshot(stem, ticket, messages[_MOST_MESSAGES:], item.last))
+        return Snapshot(stem, ticket, messages[:_MOST_MESSAGES], False)
+    if isinstance(item, Lost) and len(item.stems) > _MOST_STEMS:
+        items.appendleft(Lost(item.stems[_MOST_STEMS:]))
+        return Lost(item.stems[:_MOST_STEMS])
+    return item
 
 
 def _is_hello(data: bytes) -> bool:

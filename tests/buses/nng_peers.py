@@ -99,7 +99,7 @@ class Peer:
         """Send items in one frame, and one that is too large for it in pieces."""
         for part in split(items[0]) if len(items) == 1 else ((),):
             self._number += 1
-            frame_items = [part] if len(items) == 1 else list(items)
+            frame_items: list[Item] = [part] if len(items) == 1 else list(items)
             taken_over = self._received if self.acknowledges else 0
             self.say(Frame(self._number, taken_over, 0, frame_items))
 
@@ -216,12 +216,16 @@ class Net:
                 self.hub.closed(connection, self.now)
             self.hub.to_close.clear()
             self.hub.turn(self.now)
-            output, self.hub.output = self.hub.output, []
-            if not output and not self.hub.busy and not self.hub.to_close:
+            if not self.carry() and not self.hub.busy and not self.hub.to_close:
                 return
-            for connection, data in output:
-                if connection in self.peers:
-                    self.peers[connection].hear(data)
+
+    def carry(self) -> bool:
+        """Let what the hub has said arrive; returns whether there was anything."""
+        output, self.hub.output = self.hub.output, []
+        for connection, data in output:
+            if connection in self.peers:
+                self.peers[connection].hear(data)
+        return bool(output)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass; all who are there say that they live."""
