@@ -208,6 +208,32 @@ def test_what_takes_long_and_cannot_be_divided_is_paid_for_in_turns(
     assert "victim" not in served[second:], "who asked for less in all is done before"
 
 
+async def test_a_hub_that_always_has_something_to_do_keeps_time_all_the_same() -> None:
+    """Before, whoever saw to it that the hub never came to an end of its work stopped its clock:
+    connections that did not join stayed, lost ones were not noticed, nobody had a sign of life."""
+    ticks = 0
+    enough = trio.Event()
+
+    def tick(now: float) -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks == 3:
+            enough.set()
+
+    hub = SimpleNamespace(
+        busy=True, tick=tick, turn=lambda now: None, output=[], events=[], to_close=[7], closed=max,
+        next_due=lambda: trio.current_time() + 1.0,
+    )  # fmt: skip
+    closed: list[int] = []
+    wire = SimpleNamespace(opened=list, closed=list, close_connection=closed.append)
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server._keep_time, cast(Any, wire), cast(Any, hub), server._Log())
+            await enough.wait()
+            nursery.cancel_scope.cancel()
+    assert closed == [7]
+
+
 # -- whose turn it is -------------------------------------------------------------------------
 
 
