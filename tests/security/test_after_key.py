@@ -93,7 +93,8 @@ def hub_peer(net: Net, peer: Peer) -> HubPeer:
 def nothing_is_left(net: Net) -> None:
     """Check that the hub keeps nothing of anybody."""
     hub = net.hub
-    assert list(hub._peers) == hub.peers == []
+    assert hub.peers == []
+    assert not list(hub._peers)
     assert not hub._to_do
     assert not hub._dirty
     assert not any(hub._inbox_bytes.values())
