@@ -97,9 +97,11 @@ class Peer:
 
     def put(self, *items: Item) -> None:
         """Send items in one frame, and one that is too large for it in pieces."""
-        for part in split(items[0]) if len(items) == 1 else ((),):
+        frames: list[list[Item]] = [list(items)]
+        if len(items) == 1:
+            frames = [[part] for part in split(items[0])]
+        for frame_items in frames:
             self._number += 1
-            frame_items: list[Item] = [part] if len(items) == 1 else list(items)
             taken_over = self._received if self.acknowledges else 0
             self.say(Frame(self._number, taken_over, 0, frame_items))
 
