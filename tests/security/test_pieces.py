@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import initialize
 
 import hear.buses.nng.backlog as backlog_module
 import hear.buses.nng.frames as frames
+from hear.buses.nng.access import Grant, KeyFile, Keyring
 from hear.buses.nng.backlog import Backlog
 from hear.buses.nng.frames import (
     MAX_ITEM_BYTES,
@@ -39,8 +41,9 @@ from hear.errors import RemoteProtocolError
 from hear.messages import Key, OperationOutcome
 from tests.buses.nng_peers import Net, Peer, envelope, run_of, tenants
 from tests.buses.nng_world import World
-from tests.buses.test_nng_faults import Faults
+from tests.buses.test_nng_faults import NAMES, SMALL, Faults
 
+SECRET = "ab" * 32
 STEM = "outcome.acme.e.operation_outcome"
 
 
@@ -321,12 +324,32 @@ def make_tiny(patch: pytest.MonkeyPatch) -> None:
 
 
 class FaultsInPieces(Faults):
-    """The same as ``test_nng_faults`` does, where nearly all travels in pieces."""
+    """The same as ``test_nng_faults`` does, where nearly all travels in pieces, and sealed."""
 
     def __init__(self) -> None:
         super().__init__()
         self._patch = pytest.MonkeyPatch()
         make_tiny(self._patch)
+
+    @initialize(small=st.booleans(), parts=st.integers(1, 3))
+    def begin(self, small: bool, parts: int) -> None:
+        bounds = SMALL if small else None
+        self.world = World(
+            hub_bounds=bounds,
+            member_bounds=bounds,
+            snapshot_parts=parts,
+            keyring=Keyring(
+                (
+                    Grant(
+                        name="all", secret=SECRET, publish=(">",), subscribe=(">",), sources=("*",)
+                    ),
+                )
+            ),
+            keys=dict.fromkeys(NAMES, KeyFile(name="all", secret=SECRET)),
+        )
+        for name in NAMES:
+            self.world.start(name)
+        self.world.run(1.0)
 
     def teardown(self) -> None:
         try:
