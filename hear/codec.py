@@ -115,37 +115,51 @@ def decode(frame: bytes | memoryview) -> Envelope:
 
 _CANONICAL_BYTES: Final = 64 << 10
 _MAX_ELEMENTS: Final = 65_536
+_MAX_DEPTH: Final = 64
 _plain_decoder = msgspec.msgpack.Decoder()
 _array_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _map_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 
 
-def check_unambiguous(frame: bytes) -> None:
+def check_unambiguous(frame: bytes) -> int:
     """See that no map in a message, however deep, has a key twice: readers that take the first and
     readers that take the last would read two different messages.
 
+    Returns how many maps and arrays had to be taken apart for that.
+
     Raises:
-        RemoteProtocolError: one has, or has a key that is no text, or the message cannot be read,
-            or is large and has more than 65,536 elements.
+        RemoteProtocolError: one has, or the message cannot be read, or it has an unusual encoding
+            or more than 256 KiB, and then more than 65,536 elements, or more than 64 maps and
+            arrays one inside the other.
     """
     try:
         # Whatever has no key twice, and is encoded as msgspec does it, comes out as it went in.
         small = len(frame) <= _CANONICAL_BYTES
         if small and _encoder.encode(_plain_decoder.decode(frame)) == frame:
-            return
-        _check_maps(frame)
+            return 0
+        return _check_maps(frame)
     except (*_UNREADABLE, TypeError, OverflowError, IndexError) as error:
         raise RemoteProtocolError(f"not an envelope ({len(frame)} bytes): {error}") from error
 
 
-def _check_maps(frame: bytes) -> None:
-    """The same for any encoding, one level after the other, without making objects of it all."""
+def _check_maps(frame: bytes) -> int:
+    """The same for any encoding, one level after the other, without making objects of it all.
+
+    Each level is looked through once more for each that it is in, so there may not be many.
+    """
     left = _MAX_ELEMENTS
-    to_do = [frame]
+    done = 0
+    to_do = [(memoryview(frame), 1)]
     while to_do:
-        data = to_do.pop()
+        done += 1
+        data, depth = to_do.pop()
         kind, length = _head(data)
         left -= length
+        if depth > _MAX_DEPTH:
+            raise RemoteProtocolError(
+                f"a message of {len(frame)} bytes with more than {_MAX_DEPTH} maps and arrays one "
+                "inside the other"
+            )
         if left < 0:
             raise RemoteProtocolError(
                 f"a message of {len(frame)} bytes with more than {_MAX_ELEMENTS} elements"
@@ -158,13 +172,18 @@ def _check_maps(frame: bytes) -> None:
             values = found.values()
         else:
             values = _array_decoder.decode(data)
-        to_do += [raw for raw in map(bytes, values) if raw[0] in _CONTAINERS and len(raw) > 1]
+        to_do += [
+            (data, depth + 1)
+            for data in [memoryview(raw) for raw in values]
+            if data[0] in _CONTAINERS and len(data) > 1
+        ]
+    return done
 
 
 _CONTAINERS: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
 
 
-def _head(data: bytes) -> tuple[str, int]:
+def _head(data: memoryview) -> tuple[str, int]:
     """Whether a container is a map or an array, and how many entries it says that it has."""
     first = data[0]
     if 0x80 <= first < 0xA0:

@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from hear.buses.nng.frames import FRAME_FILL_BYTES, Item, Lost, Run, Subscribed, size_of, split
+from hear.buses.nng.frames import (
+    FRAME_FILL_BYTES,
+    Item,
+    Lost,
+    Run,
+    SnapshotFor,
+    Subscribed,
+    size_of,
+    split,
+)
 
 _ITEM_BYTES: Final = 160  # what an item costs beside its bytes
 _MESSAGE_BYTES: Final = 64  # what a message costs beside its bytes
@@ -193,12 +202,13 @@ class Backlog:
     ) -> bool:
         """Add anything else; returns False, and adds nothing, if it is a message too many.
 
-        ``size_bytes`` are those of its messages; of an item without any, its own are counted.
+        ``size_bytes`` are those of its messages; of an item without any, and of one for many
+        subscriptions, its own are counted.
         ``anyway``: it was taken before, and has only to wait once more.
         """
         if isinstance(item, Run):
             size_bytes += len(item.stem)
-        elif not size_bytes:
+        elif not size_bytes or isinstance(item, SnapshotFor):
             size_bytes = size_of(item)
         size_bytes += num_messages * _MESSAGE_BYTES + _ITEM_BYTES
         if not num_messages:

@@ -48,7 +48,7 @@ MAX_WILL_BYTES: Final = 1 << 20
 """Most bytes of a will."""
 
 MAX_WILL_RUNS: Final = 1_024
-"""Most runs of a will."""
+"""Most runs of a will, and most messages of them."""
 
 MAX_ROWS: Final = 256
 """Most subscriptions that one report of a client tells of."""

@@ -15,6 +15,7 @@ clock. So whoever asks for much waits, and others do not. What is kept for all p
 bounded too; with too much, the peer goes for which most is kept.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -67,7 +68,7 @@ from hear.buses.nng.routing import Routes
 from hear.buses.nng.screening import Screening
 from hear.buses.nng.seal import Seals, is_sealed
 from hear.buses.nng.settlement import SETTLE_S, Settlement
-from hear.buses.nng.snapshots import Snapshots
+from hear.buses.nng.snapshots import MAX_KEY_STREAM_BYTES, Snapshots
 from hear.buses.nng.turns import Ring
 from hear.errors import LocalProtocolError, RemoteProtocolError
 from hear.seams import BusStatistics
@@ -106,7 +107,10 @@ _FETCH: Final = 15
 _ROW: Final = 3
 _ANSWER: Final = 500
 _BYTES_A_UNIT: Final = 200
-_LOOKED_AT_BYTES_A_UNIT: Final = 20  # of messages, in which each byte may be an element
+_SUBSCRIBE: Final = 20
+# How much of one thing is done at once.
+_MOST_MESSAGES: Final = 128
+_MOST_STEMS: Final = 16
 # And what may be sent in a turn.
 _TURN_BYTES: Final = 1 << 20
 _FILL: Final = 16 << 10  # what looking at a peer counts for
@@ -154,6 +158,7 @@ class Hub:
         self._inbox_bytes: dict[Grants, int] = {}
         self._grown: dict[Grants, None] = {}  # the keys for whose peers more is kept than before
         self._parted: set[int] = set()  # connections over which a goodbye was said
+        self._closing: set[int] = set()  # those in ``to_close`` that are not closed yet
         self._stays = count(1)
         self._gone = Gone()
         self._turned_away = 0
@@ -178,6 +183,8 @@ class Hub:
 
     def receive(self, connection: int, data: bytes, now: float) -> None:
         """Take in what came over a connection. What a peer says waits for its turn."""
+        if connection in self._closing:
+            return
         peer = self._peers.at(connection)
         if peer is None:
             self._hear_stranger(connection, data, now)
@@ -188,6 +195,7 @@ class Hub:
         """A connection is gone."""
         self._joining.closed(connection)
         self._parted.discard(connection)
+        self._closing.discard(connection)
         peer = self._peers.detach(connection, now)
         if peer is not None:
             self._event("peer.away", peer=peer.name)
@@ -204,8 +212,9 @@ class Hub:
                 if now >= peer.away_since_s + self._away_s:
                     self._forget(peer, "peer.lost", now)
             elif peer.link.lost(now):
-                self.to_close.append(peer.connection)
-                self.closed(peer.connection, now)
+                lost = peer.connection
+                self.closed(lost, now)
+                self._give_up(lost)
             elif peer.link.stuck(now) or now >= peer.link.assembly_since_s + ASSEMBLE_S:
                 self._forget(peer, "peer.stuck", now)
             elif now >= peer.link.next_due():
@@ -231,7 +240,10 @@ class Hub:
         left = _TURN
         while left > 0 and self._to_do:
             peer = self._to_do.pop()
-            left -= self._serve(peer, now)
+            spent = self._serve(peer, now)
+            left -= spent
+            if spent >= 2 * _SHARE:
+                self._to_do.took(peer.grants, spent // _SHARE - 1)
             if self._has_more_to_do(peer):
                 self._to_do.add(peer)
         left_bytes = _TURN_BYTES
@@ -266,7 +278,7 @@ class Hub:
         elif isinstance(wire, Frame):
             self._send(connection, Stranger(self.id))
         elif isinstance(wire, Goodbye):
-            self._goodbye(connection, None, now)
+            self._goodbye(connection)
         else:
             self._turn_away(connection, "frame.unusable", error=f"a {type(wire).__name__}")
 
@@ -302,8 +314,7 @@ class Hub:
         try:
             while spent < _SHARE:
                 if peer.items:
-                    item = peer.items.popleft()
-                    spent += self._do(peer, item)
+                    spent += self._do(peer, _next(peer.items))
                     if not peer.items:
                         self._note(peer)
                 elif peer.inbox:
@@ -355,6 +366,7 @@ class Hub:
             data = peer.link.send(load.items, now)
             peer.on_their_way.append((peer.link.number, len(data), load.receipts))
             peer.on_their_way_bytes += len(data)
+            self._grown[peer.grants] = None
             sent += self._say(peer, connection, data)
             if peer.wants:
                 self._snapshots.go_on(peer)
@@ -427,7 +439,7 @@ class Hub:
         peer = decision.peer
         self._displace(connection, peer, now)
         if peer.connection is not None and peer.connection != connection:
-            self.to_close.append(peer.connection)
+            self._give_up(peer.connection)
             self._peers.detach(peer.connection, now)
         self._peers.attach(peer, connection)
         self._joining.joined(connection)
@@ -448,8 +460,7 @@ class Hub:
         if handshake is not None:
             proof = handshake.prove_hub(decision.secret, peer.stay, resumed, received)
             to_hub, to_client = handshake.seals(decision.secret)
-            if peer.seals is None or peer.seals.keys != (to_client, to_hub):
-                peer.seals = Seals(to_client, to_hub)  # else it is said twice, and counts go on
+            peer.seals = Seals(to_client, to_hub)
         self._send(connection, Welcome(LINK_VERSION, peer.stay, resumed, received, proof))
 
     def _displace(self, connection: int, peer: Peer | None, now: float) -> None:
@@ -458,13 +469,16 @@ class Hub:
         if before is not None and before is not peer:
             self._forget(before, "peer.replaced", now)
 
-    def _goodbye(self, connection: int, peer: Peer | None, now: float) -> None:
-        if peer is not None:
-            peer.left = True
-            self._parted.add(connection)
-            self._say(peer, connection, encode(Goodbye()))
-            self._forget(peer, "peer.left", now)
-        elif connection in self._parted:
+    def _leave(self, peer: Peer, now: float) -> None:
+        """A peer has said goodbye. Its connection may have gone since."""
+        peer.left = True
+        if peer.connection is not None:
+            self._parted.add(peer.connection)
+            self._say(peer, peer.connection, encode(Goodbye()))
+        self._forget(peer, "peer.left", now)
+
+    def _goodbye(self, connection: int) -> None:
+        if connection in self._parted:
             # Said again since the first answer was lost. Without keys, that is: with them, only
             # what is sealed tells that it is the hub's, and the member gives up waiting by itself.
             self._send(connection, Goodbye())
@@ -479,7 +493,13 @@ class Hub:
     def _close(self, connection: int, event: str, **facts: Any) -> None:
         self._event(event, connection=connection, **facts)
         self._joining.closed(connection)
+        self._give_up(connection)
+
+    def _give_up(self, connection: int) -> None:
+        """Have a connection closed. Nothing that still comes over it counts, since nothing is known
+        of it any more."""
         self.to_close.append(connection)
+        self._closing.add(connection)
 
     def _forget(self, peer: Peer, event: str, now: float) -> None:
         """A peer is gone for good: what it provided and asked for goes, and its will is done."""
@@ -519,8 +539,7 @@ class Hub:
             data = opened
         wire = decode(data)
         if isinstance(wire, Goodbye):
-            if connection == peer.connection:
-                self._goodbye(connection, peer, now)
+            self._leave(peer, now)
             return _ITEM
         if not isinstance(wire, Frame):
             raise RemoteProtocolError(f"a {type(wire).__name__} from a client that has joined")
@@ -547,7 +566,8 @@ class Hub:
         self._grown[peer.grants] = None
         if isinstance(item, Run):
             run = self._screening.run(peer, item)
-            spent = self._looked_at(peer, item.messages)
+            spent = _MESSAGE * len(item.messages) if peer.grants.checks_sources else 0
+            spent += self._screening.spent()
             return spent + (self._pass_on(peer, run, receipt) if run.messages else _ITEM)
         return _ITEM + self._other(peer, item)
 
@@ -569,13 +589,13 @@ class Hub:
             return _FETCH
         elif isinstance(item, Snapshot):
             messages = self._screening.messages(peer, item.stem, item.messages)
-            self._snapshots.take(peer, item, messages)
-            return _FETCH + self._looked_at(peer, item.messages)
+            spent = _FETCH + _MESSAGE * len(item.messages) + self._screening.spent()
+            return spent + self._snapshots.take(peer, item, messages)
         elif isinstance(item, Lost):
             return self._pass_on_lost(peer, item.stems)
         elif isinstance(item, Will):
             self._leave_will(peer, item)
-            return sum(self._looked_at(peer, run.messages) for run in item.runs)
+            return _MESSAGE * len(peer.will) + self._screening.spent()
         elif isinstance(item, Standing):
             stand(peer, item)
             return _ROW * len(item.rows)
@@ -585,24 +605,18 @@ class Hub:
             raise RemoteProtocolError(f"a {type(item).__name__} from a client")
         return 0
 
-    @staticmethod
-    def _looked_at(peer: Peer, messages: Sequence[bytes]) -> int:
-        """What it takes to look at messages, if the key of their sender wants that."""
-        if not peer.grants.checks_sources:
-            return 0
-        size_bytes = sum(map(len, messages))
-        return _MESSAGE * len(messages) + size_bytes // _LOOKED_AT_BYTES_A_UNIT
-
     def _leave_will(self, peer: Peer, item: Will) -> None:
-        will = [*peer.will] if item.more else []
-        will += [self._screening.run(peer, run) for run in item.runs]
+        before = peer.will if item.more else []
+        will = [*before, *item.runs]
         size_bytes = sum(len(run.stem) + sum(map(len, run.messages)) for run in will)
-        if len(will) > MAX_WILL_RUNS or size_bytes > MAX_WILL_BYTES:
+        count = sum(max(len(run.messages), 1) for run in will)
+        if count > MAX_WILL_RUNS or size_bytes > MAX_WILL_BYTES:
             raise RemoteProtocolError(
-                f"a will of {len(will)} runs and {size_bytes} bytes, expected at most "
+                f"a will of {count} messages and {size_bytes} bytes, expected at most "
                 f"{MAX_WILL_RUNS} and {MAX_WILL_BYTES}"
             )
-        peer.will, peer.will_bytes = will, size_bytes
+        peer.will = [*before, *(self._screening.run(peer, run) for run in item.runs)]
+        peer.will_bytes = size_bytes
 
     def _pass_on(self, peer: Peer, run: Run, receipt: Receipt) -> int:
         count = len(run.messages)
@@ -630,7 +644,7 @@ class Hub:
                 spent += _ITEM + _READER * len(readers)
                 for reader in readers:
                     reader.backlog.put_lost(stem)
-                    self._dirty.add(reader)
+                    self._has_to_send(reader)
         return spent
 
     def _cut_off(self, peer: Peer) -> None:
@@ -651,6 +665,7 @@ class Hub:
 
     def _subscribe(self, peer: Peer, item: Subscribe) -> int:
         number = item.subscription
+        spent = _SUBSCRIBE + self._peers.count(peer.grants) // 8 + _PATTERN * len(item.patterns)
         refused = self._why_not(peer, item)
         try:
             patterns = parse(item.patterns) if not refused else ()
@@ -659,7 +674,7 @@ class Hub:
         if refused:
             peer.backlog.put_subscribed(Subscribed(number, [], refused=refused[:MAX_NAME]))
             self._dirty.add(peer)
-            return 0
+            return spent
         before = peer.remove(number)
         if before is not None:
             self._routes.remove(peer, before)
@@ -680,7 +695,7 @@ class Hub:
         for stem in streams:
             self._snapshots.fetch(peer, number, stem)
         self._dirty.add(peer)
-        return _PATTERN * len(patterns) + _FETCH * len(streams)
+        return spent + _FETCH * len(streams)
 
     def _why_not(self, peer: Peer, item: Subscribe) -> str:
         """Why a subscription is refused; nothing if it is not."""
@@ -690,7 +705,7 @@ class Hub:
             return f"expected a name of {MAX_NAME} letters at most"
         if peer.grants is not EVERYTHING:
             there = sum(p.num_patterns for p in self._peers.with_grants(peer.grants))
-            if there + len(item.patterns) > MAX_KEY_PATTERNS:
+            if there + max(len(item.patterns), 1) > MAX_KEY_PATTERNS:
                 return f"{MAX_KEY_PATTERNS} patterns are the most that all with one key may have"
         return ""
 
@@ -698,7 +713,13 @@ class Hub:
         self._screening.category(item.stem)
         if not self._screening.may_publish(peer, item.stem):
             return 0
-        self._snapshots.provide(peer, item.stem)
+        if not self._snapshots.provide(peer, item.stem):
+            self._screening.deny(
+                peer,
+                f"the streams that all with one key provide have {MAX_KEY_STREAM_BYTES} bytes "
+                "at most",
+            )
+            return 0
         spent = _FETCH
         if item.resumed:
             for reader in self._routes.of(item.stem):
@@ -732,7 +753,7 @@ class Hub:
         peer.backlog.put(answer, size_bytes)
         if answer.last:
             peer.answer = None
-        self._dirty.add(peer)
+        self._has_to_send(peer)
         return _ANSWER + size_bytes // _BYTES_A_UNIT
 
     # -- pieces -------------------------------------------------------------------------------
@@ -750,6 +771,22 @@ class Hub:
 
     def _event(self, name: str, **facts: Any) -> None:
         self.events.append(HubEvent(name, facts))
+
+
+def _next(items: deque[Item]) -> Item:
+    """Take out the next thing to do; of one that is long its beginning, so that it takes turns."""
+    item = items.popleft()
+    if isinstance(item, Run) and len(item.messages) > _MOST_MESSAGES:
+        items.appendleft(Run(item.stem, item.reliable, item.messages[_MOST_MESSAGES:]))
+        return Run(item.stem, item.reliable, item.messages[:_MOST_MESSAGES])
+    if isinstance(item, Snapshot) and len(item.messages) > _MOST_MESSAGES:
+        stem, ticket, messages = item.stem, item.ticket, item.messages
+        items.appendleft(Snapshot(stem, ticket, messages[_MOST_MESSAGES:], item.last))
+        return Snapshot(stem, ticket, messages[:_MOST_MESSAGES], False)
+    if isinstance(item, Lost) and len(item.stems) > _MOST_STEMS:
+        items.appendleft(Lost(item.stems[_MOST_STEMS:]))
+        return Lost(item.stems[:_MOST_STEMS])
+    return item
 
 
 def _is_hello(data: bytes) -> bool:

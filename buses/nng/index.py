@@ -4,9 +4,9 @@ A stem has four tokens, and a pattern covers it if each token is the same or ``*
 so the patterns that cover one lie on at most 16 paths of a tree of tokens, however many there are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from hear.buses.mailbox import STEM_TOKENS
 
@@ -23,14 +23,14 @@ class PatternIndex(Generic[_T]):
     """Values by pattern; which of them have a pattern that covers a stem."""
 
     def __init__(self) -> None:
-        self._root: _Node[_T] = _Node()
+        self.root: _Node[_T] = _Node()
 
     def add(self, pattern: str, value: _T) -> None:
         """Note a value under a pattern."""
         path = _path(pattern)
         if path is None:
             return
-        node = self._root
+        node = self.root
         for token in path:
             node = node.below.setdefault(token, _Node())
         node.values[value] = node.values.get(value, 0) + 1
@@ -40,7 +40,7 @@ class PatternIndex(Generic[_T]):
         path = _path(pattern)
         if path is None:
             return
-        nodes = [self._root]
+        nodes = [self.root]
         for token in path:
             nodes.append(nodes[-1].below[token])
         left = nodes[-1].values.pop(value) - 1
@@ -53,22 +53,17 @@ class PatternIndex(Generic[_T]):
 
     def find(self, stem: str) -> dict[_T, None]:
         """The values of all patterns that cover a stem, each once."""
-        nodes = [self._root]
-        found = dict.fromkeys(self._root.values)
+        nodes = [self.root]
+        found = dict.fromkeys(self.root.values)
         for token in stem.split("."):
-            nodes = [
-                below
-                for node in nodes
-                for wanted in (token, "*")
-                if (below := node.below.get(wanted)) is not None
-            ]
+            nodes = _next(nodes, token)
             for node in nodes:
                 found.update(dict.fromkeys(node.values))
         return found
 
 
 class StemIndex:
-    """Stems; which of them a pattern covers."""
+    """Stems; which of them some patterns cover."""
 
     def __init__(self) -> None:
         self._root: dict[str, Any] = {}  # of the same, four deep, and then the stem
@@ -93,20 +88,42 @@ class StemIndex:
                 break
             del parent[token]
 
-    def covered(self, pattern: str) -> Iterator[str]:
-        """The stems that a pattern covers."""
-        path = _path(pattern)
-        if path is not None:
-            yield from self._below(self._root, path)
+    def covered(self, patterns: Iterable[str]) -> Iterator[str]:
+        """The stems that one of some patterns covers, each once, however many of them do."""
+        wanted: PatternIndex[None] = PatternIndex()
+        for pattern in patterns:
+            wanted.add(pattern, None)
+        return _below(self._root, [wanted.root])
 
-    def _below(self, node: dict[str, Any] | str, path: list[str]) -> Iterator[str]:
-        if isinstance(node, str):
-            yield node
-        elif not path or path[0] == "*":
-            for below in node.values():
-                yield from self._below(below, path[1:])
-        elif path[0] in node:
-            yield from self._below(node[path[0]], path[1:])
+
+def _below(stems: dict[str, Any] | str, nodes: list[_Node[None]]) -> Iterator[str]:
+    """The stems below some tokens, of which the patterns at ``nodes`` go on."""
+    if isinstance(stems, str):
+        yield stems
+        return
+    if any(node.values for node in nodes):  # one ends here, and covers all that is below
+        nodes = [_ALL]
+    tokens = dict.fromkeys(stems)
+    if len(stems) > 1 and not any("*" in node.below for node in nodes):
+        tokens = dict.fromkeys(t for node in nodes for t in node.below if t in stems)
+    for token in tokens:
+        further = _next(nodes, token)
+        if further:
+            yield from _below(stems[token], further)
+
+
+def _next(nodes: list[_Node[_T]], token: str) -> list[_Node[_T]]:
+    """Where patterns stand after another token."""
+    return [
+        below
+        for node in nodes
+        for wanted in (token, "*")
+        if (below := node.below.get(wanted)) is not None
+    ]
+
+
+_ALL: Final[_Node[None]] = _Node()
+_ALL.below["*"] = _ALL
 
 
 def _path(pattern: str) -> list[str] | None:

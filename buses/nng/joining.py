@@ -150,12 +150,14 @@ class Joining:
                 return Refused(f"{what} {text[:40]!r}: expected 1 to {MAX_NAME} letters")
         grants, secret, handshake = EVERYTHING, b"", None
         if self._keyring is not None:
-            # One nonce for one connection: a hello that was said twice is challenged twice, and
-            # both answers count. An answer to another is stale, and proves and refutes nothing.
+            # One nonce until it is answered: a hello that was said twice is challenged twice, and
+            # the first answer counts. No other does, so nobody can say it again for its sender. An
+            # answer to another nonce is stale, and proves and refutes nothing.
             there = self._connections[connection]
             nonce = there.nonce
             if not hello.proof or hello.answers != nonce:
                 return Challenge(nonce)
+            there.nonce = new_nonce()
             handshake = Handshake(hello.nonce, nonce, hello.key, hello.session, hello.name)
             found = self._keyring.check(handshake, hello.proof)
             if found is None or len(hello.nonce) != NONCE_BYTES:

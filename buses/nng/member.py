@@ -376,9 +376,8 @@ class Member:
         expected = handshake.prove_hub(secret, welcome.hub, welcome.resumed, welcome.received)
         if not hmac.compare_digest(expected, welcome.proof):
             return False
-        keys = handshake.seals(secret)
-        if self._seals is None or self._seals.keys != keys:
-            self._seals = Seals(*keys)  # else it is said twice, and counts go on
+        self._seals = Seals(*handshake.seals(secret))
+        self._handshake = None  # good for one welcome, which nobody can say again later
         return True
 
     def _begin_anew(self, stay: str, now: float) -> None:

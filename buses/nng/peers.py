@@ -41,6 +41,11 @@ class Subscription:
         return all(pattern.text.startswith("state.") for pattern in self.patterns)
 
     @property
+    def num_patterns(self) -> int:
+        """How many patterns it counts for: one at least, since it takes its place without any."""
+        return max(len(self.patterns), 1)
+
+    @property
     def size_bytes(self) -> int:
         """What it takes in memory, about."""
         return _TEXT_BYTES + sum(_PATTERN_BYTES + len(p.text) for p in self.patterns)
@@ -121,14 +126,14 @@ class Peer:
         """It subscribes."""
         self.subscriptions[subscription.number] = subscription
         self.subscription_bytes += subscription.size_bytes
-        self.num_patterns += len(subscription.patterns)
+        self.num_patterns += subscription.num_patterns
 
     def remove(self, number: int) -> Subscription | None:
         """It subscribes no more; returns what it had subscribed to."""
         subscription = self.subscriptions.pop(number, None)
         if subscription is not None:
             self.subscription_bytes -= subscription.size_bytes
-            self.num_patterns -= len(subscription.patterns)
+            self.num_patterns -= subscription.num_patterns
         return subscription
 
     @property

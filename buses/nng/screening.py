@@ -17,6 +17,8 @@ from hear.subjects import Pattern, stem_of
 CATEGORIES: Final = ("intent", "control", "state", "outcome")
 _MAX_DENIALS: Final = 64
 _MAX_REMEMBERED: Final = 16_384
+_BYTES_A_UNIT: Final = 20  # since each byte of a message may be an element
+_TAKEN_APART: Final = 2
 _MESSAGE_BYTES: Final = 5  # what the form of a frame adds to a message, at most
 
 
@@ -28,6 +30,12 @@ class Screening:
         self._told = told
         self._categories: dict[str, str] = {}
         self.refused = 0
+        self._spent = 0
+
+    def spent(self) -> int:
+        """Units that looking into messages took since this was asked last, about."""
+        spent, self._spent = self._spent, 0
+        return spent
 
     def category(self, stem: str) -> str:
         """The category of a stem.
@@ -88,8 +96,10 @@ class Screening:
         """Whether a message belongs to its run, and speaks under a name that is granted."""
         try:
             envelope = decode(message)
-            check_unambiguous(message)
+            taken_apart = check_unambiguous(message)
+            self._spent += len(message) // _BYTES_A_UNIT + _TAKEN_APART * taken_apart
         except RemoteProtocolError as error:
+            self._spent += len(message)  # more it can't have been
             self.deny(peer, f"a message on {stem[:256]} cannot be passed on: {error!s:.200}")
             return False
         if stem_of(envelope) != stem:

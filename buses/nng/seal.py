@@ -22,7 +22,7 @@ class Seals:
     """One end's two keys, and how far it has counted."""
 
     def __init__(self, own_key: bytes, other_key: bytes) -> None:
-        self.keys = own_key, other_key
+        self._own_key, self._other_key = own_key, other_key
         self._sent = 0
         self._received = 0
 
@@ -30,7 +30,7 @@ class Seals:
         """Seal a frame. The same frame sent again is sealed anew."""
         self._sent += 1
         count = self._sent.to_bytes(_COUNT_BYTES, "big")
-        return b"".join((_MARK, count, _tag(self.keys[0], count, data), data))
+        return b"".join((_MARK, count, _tag(self._own_key, count, data), data))
 
     def open(self, data: bytes) -> bytes | None:
         """The frame, if the other end has sealed it and it has not come before."""
@@ -39,7 +39,7 @@ class Seals:
         count = data[1 : 1 + _COUNT_BYTES]
         frame = data[_HEAD_BYTES:]
         tag = data[1 + _COUNT_BYTES : _HEAD_BYTES]
-        if not hmac.compare_digest(tag, _tag(self.keys[1], count, frame)):
+        if not hmac.compare_digest(tag, _tag(self._other_key, count, frame)):
             return None
         number = int.from_bytes(count, "big")
         if number <= self._received:

@@ -100,13 +100,14 @@ async def _keep_time(wire: HubWire, hub: Hub, log: "_Log") -> None:
         for connection in to_close:
             wire.close_connection(connection)
             hub.closed(connection, now)
-        while True:
+        # Not until nothing is left to do: who floods would see to it that it never is.
+        while hub.busy and trio.current_time() < now + _TICK_S:
             hub.turn(now)
             _send(wire, hub, log, now)
-            if not hub.busy:
-                break
             await trio.lowlevel.checkpoint()
-        await trio.sleep(min(max(hub.next_due() - now, _TICK_S), _IDLE_S))
+        _send(wire, hub, log, now)
+        pause_s = 0.0 if hub.busy else min(max(hub.next_due() - now, _TICK_S), _IDLE_S)
+        await trio.sleep(pause_s)
 
 
 def _note_opened(wire: HubWire, hub: Hub, now: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from hear.buses.nng.access import EVERYTHING, Grants
 from hear.buses.nng.frames import Snapshot, SnapshotFor, Wanted
 from hear.buses.nng.index import StemIndex
 from hear.buses.nng.peers import Peer
@@ -21,6 +22,10 @@ MAX_TICKETS: Final = 4
 FETCH_BELOW_BYTES: Final = 8 << 20
 """No more is fetched for a peer to which so much is owed."""
 
+MAX_KEY_STREAM_BYTES: Final = 1 << 20
+"""Most bytes of the streams that all with one key provide, some 16,000 streams."""
+
+_STREAM_BYTES: Final = 32  # what a stream takes beside its letters
 _MAX_WANTS: Final = 65_536
 _MAX_STREAMS: Final = 4_096
 
@@ -45,6 +50,7 @@ class Snapshots:
         self._fresh: dict[str, _Ticket] = {}  # of which no part has come, by stem
         self._begun: dict[str, _Ticket] = {}  # of which some have, by stem
         self._last_ticket = 0
+        self._key_bytes: dict[Grants, int] = {}  # of the streams that those with a key provide
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -56,19 +62,22 @@ class Snapshots:
 
     def covered(self, patterns: tuple[str, ...]) -> list[str]:
         """The streams among them that one of some patterns covers."""
-        return list(
-            dict.fromkeys(stem for pattern in patterns for stem in self._stems.covered(pattern))
-        )
+        return list(self._stems.covered(patterns))
 
-    def provide(self, peer: Peer, stem: str) -> None:
-        """A peer answers for a stream from now on.
+    def provide(self, peer: Peer, stem: str) -> bool:
+        """A peer answers for a stream from now on; returns whether it may.
+
+        All whose patterns match are told of each stream, so those with one key may not fill their
+        memory with streams.
 
         Raises:
             RemoteProtocolError: it provides too many.
         """
         before = self._providers.get(stem)
         if before is peer:
-            return
+            return True
+        if not self._has_room(peer.grants, stem):
+            return False
         if len(peer.provides) >= _MAX_STREAMS:
             raise RemoteProtocolError(f"more than {_MAX_STREAMS} streams are provided")
         if before is None:
@@ -78,11 +87,13 @@ class Snapshots:
         self._providers[stem] = peer
         peer.provides[stem] = None
         peer.text_bytes += len(stem)
+        self._count(peer, len(stem) + _STREAM_BYTES)
         asked = self._fresh.get(stem)
         if asked is not None:  # whoever was to answer may never do so
             self._close(asked)
             for reader, subscription in asked.waiting:
                 self.fetch(reader, subscription, stem)
+        return True
 
     def fetch(self, peer: Peer, subscription: int, stem: str) -> None:
         """A subscription of a peer wants a snapshot of a stream.
@@ -123,11 +134,13 @@ class Snapshots:
             ticket.waiting[peer, subscription] = None
             peer.tickets.add(ticket.number)
 
-    def take(self, peer: Peer, item: Snapshot, messages: list[bytes]) -> None:
-        """A part of a snapshot has come, of which ``messages`` may pass."""
+    def take(self, peer: Peer, item: Snapshot, messages: list[bytes]) -> int:
+        """A part of a snapshot has come, of which ``messages`` may pass; returns how many
+        subscriptions it is for."""
         ticket = self._tickets.get(item.ticket)
         if ticket is None or ticket.provider is not peer or ticket.stem != item.stem:
-            return
+            return 0
+        count = len(ticket.waiting)
         if self._begun.get(ticket.stem) is not ticket:
             # Who asks from here on may have missed what this snapshot does not include.
             before = self._begun.pop(ticket.stem, None)
@@ -140,6 +153,7 @@ class Snapshots:
             self._end(ticket, messages)
         else:
             self._hand_out(ticket, messages)
+        return count
 
     def forget(self, peer: Peer) -> None:
         """A peer is gone: what it provided and asked for goes."""
@@ -155,10 +169,17 @@ class Snapshots:
             if ticket.provider is peer:
                 self._end(ticket, failed=True)
 
-    @staticmethod
-    def _not_any_more(peer: Peer, stem: str) -> None:
+    def _not_any_more(self, peer: Peer, stem: str) -> None:
         del peer.provides[stem]
         peer.text_bytes -= len(stem)
+        self._count(peer, -len(stem) - _STREAM_BYTES)
+
+    def _count(self, peer: Peer, size_bytes: int) -> None:
+        self._key_bytes[peer.grants] = self._key_bytes.get(peer.grants, 0) + size_bytes
+
+    def _has_room(self, grants: Grants, stem: str) -> bool:
+        there = self._key_bytes.get(grants, 0)
+        return grants is EVERYTHING or there + len(stem) + _STREAM_BYTES <= MAX_KEY_STREAM_BYTES
 
     def _end(
         self, ticket: _Ticket, messages: list[bytes] | None = None, *, failed: bool = False

@@ -35,4 +35,3 @@ def test_what_does_not_hold_is_said() -> None:
 def test_each_attack_has_a_word_on_what_it_does() -> None:
     for attack in (*rogue.STRANGERS, *rogue.HOLDERS):
         assert attack.__doc__, attack.__name__
-

@@ -97,11 +97,13 @@ class Peer:
 
     def put(self, *items: Item) -> None:
         """Send items in one frame, and one that is too large for it in pieces."""
-        frames = [[part] for part in split(items[0])] if len(items) == 1 else [list(items)]
-        for frame in frames:
+        frames: list[list[Item]] = [list(items)]
+        if len(items) == 1:
+            frames = [[part] for part in split(items[0])]
+        for frame_items in frames:
             self._number += 1
             taken_over = self._received if self.acknowledges else 0
-            self.say(Frame(self._number, taken_over, 0, frame))
+            self.say(Frame(self._number, taken_over, 0, frame_items))
 
     def join(self, name: str, key: str = "", secret: str = "", session: str = "") -> Wire:
         """Join; returns the last answer."""
@@ -216,12 +218,16 @@ class Net:
                 self.hub.closed(connection, self.now)
             self.hub.to_close.clear()
             self.hub.turn(self.now)
-            output, self.hub.output = self.hub.output, []
-            if not output and not self.hub.busy and not self.hub.to_close:
+            if not self.carry() and not self.hub.busy and not self.hub.to_close:
                 return
-            for connection, data in output:
-                if connection in self.peers:
-                    self.peers[connection].hear(data)
+
+    def carry(self) -> bool:
+        """Let what the hub has said arrive; returns whether there was anything."""
+        output, self.hub.output = self.hub.output, []
+        for connection, data in output:
+            if connection in self.peers:
+                self.peers[connection].hear(data)
+        return bool(output)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass; all who are there say that they live."""
