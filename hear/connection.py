@@ -224,7 +224,7 @@ def _quieten_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(50_000, 500, 100)
 
 
 def end_with_standard_input(descriptor: int) -> None:

@@ -7,7 +7,7 @@ bounds and the order.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -72,7 +72,12 @@ class Load(NamedTuple):
 class Backlog:
     """What waits for one link."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        bounds: Bounds | None = None,
+        split: Callable[[Item], Iterable[Item]] = split,
+    ) -> None:
+        self._split = split
         self.bounds = bounds or Bounds()
         self._state: deque[_Entry] = deque()
         self._other: deque[_Entry] = deque()
@@ -246,7 +251,7 @@ class Backlog:
         while size_bytes < fill_bytes and (entry := self._next(fill_bytes - size_bytes, items)):
             item, last = entry.item, items[-1] if items else None
             if not items and entry.size_bytes > FRAME_FILL_BYTES:
-                self._pieces.extend(split(item))
+                self._pieces.extend(self._split(item))
                 if len(self._pieces) > 1:
                     self._begun = entry
                     return None

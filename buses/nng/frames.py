@@ -10,7 +10,8 @@ A frame is small, since what a stranger can make a hub hold is a frame for each 
 that is larger travels in *pieces*, one a frame (``split``, ``join``).
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -359,6 +360,25 @@ def split(item: Item) -> Iterator[Item]:
     data = encode_item(item)
     for start in range(0, len(data), _PIECE_BYTES):
         yield Piece(len(data), data[start : start + _PIECE_BYTES])
+
+
+class Splitter:
+    """Splits items, and keeps the pieces of the last ones, since many readers get the same item: it
+    is encoded once, and its pieces are in memory once."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[Item, tuple[Item, ...]]] = deque(maxlen=2)
+
+    def split(self, item: Item) -> Iterable[Item]:
+        """The same as ``split``."""
+        if size_of(item) <= _WHOLE_BYTES:
+            return (item,)
+        for known, pieces in self._kept:
+            if known is item:
+                return pieces
+        pieces = tuple(split(item))
+        self._kept.append((item, pieces))
+        return pieces
 
 
 def join(data: bytes, *, from_hub: bool) -> Item:

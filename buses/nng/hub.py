@@ -41,6 +41,7 @@ from hear.buses.nng.frames import (
     Refused,
     Run,
     Snapshot,
+    Splitter,
     Standing,
     Stranger,
     Subscribe,
@@ -161,6 +162,7 @@ class Hub:
         self._closing: set[int] = set()  # those in ``to_close`` that are not closed yet
         self._stays = count(1)
         self._gone = Gone()
+        self._splitter = Splitter()
         self._turned_away = 0
 
     @property
@@ -427,7 +429,7 @@ class Hub:
                 from_hub=False,
                 room=lambda size_bytes: self._has_room(grants, size_bytes),
             ),
-            backlog=Backlog(self._bounds),
+            backlog=Backlog(self._bounds, self._splitter.split),
         )
         self._peers.add(peer, connection)
         self._joining.joined(connection)

@@ -82,10 +82,9 @@ async def _carry(wire: HubWire, hub: Hub) -> None:
                 _note_opened(wire, hub, now)
                 for connection, data in frames:
                     hub.receive(connection, data, now)
-                hub.turn(now)
-                _send(wire, hub, log, now)
+                _turn(wire, hub, log, now)
                 await trio.lowlevel.checkpoint()
-                if not frames and not hub.busy:
+                if not (frames or hub.busy or hub.output):
                     break
 
 
@@ -101,12 +100,13 @@ async def _keep_time(wire: HubWire, hub: Hub, log: "_Log") -> None:
             wire.close_connection(connection)
             hub.closed(connection, now)
         # Not until nothing is left to do: who floods would see to it that it never is.
-        while hub.busy and trio.current_time() < now + _TICK_S:
-            hub.turn(now)
-            _send(wire, hub, log, now)
+        while (hub.busy or hub.output) and trio.current_time() < now + _TICK_S:
+            _turn(wire, hub, log, now)
             await trio.lowlevel.checkpoint()
         _send(wire, hub, log, now)
-        pause_s = 0.0 if hub.busy else min(max(hub.next_due() - now, _TICK_S), _IDLE_S)
+        pause_s = (
+            0.0 if hub.busy or hub.output else min(max(hub.next_due() - now, _TICK_S), _IDLE_S)
+        )
         await trio.sleep(pause_s)
 
 
@@ -115,13 +115,28 @@ def _note_opened(wire: HubWire, hub: Hub, now: float) -> None:
         hub.opened(connection, now, certificate)
 
 
-def _send(wire: HubWire, hub: Hub, log: "_Log", now: float) -> None:
-    for connection, data in hub.output:
-        wire.send(connection, data)  # what cannot be sent is sent again by the link
-    hub.output.clear()
+def _turn(wire: HubWire, hub: Hub, log: "_Log", now: float) -> None:
+    """Do what is to be done, unless what was said last has yet to be sent."""
+    if _send(wire, hub, log, now):
+        hub.turn(now)
+        _send(wire, hub, log, now)
+
+
+def _send(wire: HubWire, hub: Hub, log: "_Log", now: float) -> bool:
+    """Send and log what the hub has to say; returns whether there was room for all of it.
+
+    What finds no room stays and is sent first next time. The link would say it again too, but half
+    a second later, and one peer's many answers would cost all the others that.
+    """
     for event in hub.events:
         log.write(event, now)
     hub.events.clear()
+    for number, (connection, data) in enumerate(hub.output):
+        if not wire.send(connection, data):
+            del hub.output[:number]
+            return False
+    hub.output.clear()
+    return True
 
 
 class _Log:

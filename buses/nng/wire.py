@@ -260,16 +260,17 @@ class HubWire:
         return True
 
     def send(self, connection: int, data: bytes) -> bool:
-        """Send without waiting; returns False if it cannot be sent."""
+        """Send without waiting; returns False if there is no room at the moment, which there is
+        once nng's thread has handed on what all connections were sent before."""
         pipe = self._pipes.get(connection)
         if pipe is None:
-            return False
+            return True  # it has gone, and the link will see to it
         try:
             self._socket.send_msg(pynng.Message(data, pipe), block=False)
         except pynng.TryAgain:
             return False
         except pynng.NNGException:  # the connection has gone
-            return False
+            pass
         return True
 
     def closed(self) -> list[int]:

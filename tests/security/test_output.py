@@ -322,7 +322,8 @@ def test_the_log_of_the_hub_before_any_key_is_checked(
 
 
 class _Silent:
-    def send(self, connection: int, data: bytes) -> None: ...
+    def send(self, connection: int, data: bytes) -> bool:
+        return True
 
 
 class _Broken:
