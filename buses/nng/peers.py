@@ -94,10 +94,11 @@ class Peer:
     cut_off: int = 0
     """Subscriptions that the hub has cut off."""
     published: dict[str, int] = field(default_factory=dict)
-    wants: dict[tuple[str, int], None] = field(default_factory=dict)
-    """Snapshots that it asked for and that are not being fetched yet: stem, subscription."""
-    tickets: set[int] = field(default_factory=set)
-    """Snapshots that are being fetched for it."""
+    wants: dict[Grants | None, dict[tuple[str, int], None]] = field(default_factory=dict)
+    """Snapshots that it asked for and that are not being fetched yet, by the key of who provides
+    them: stem, subscription."""
+    tickets: dict[int, Grants | None] = field(default_factory=dict)
+    """Snapshots that are being fetched for it, and the keys of who provides them."""
     on_their_way: deque[tuple[int, int, list[Receipt]]] = field(default_factory=deque)
     """Frames that it has not taken over: number, bytes, receipts."""
     on_their_way_bytes: int = 0
@@ -109,7 +110,7 @@ class Peer:
     @property
     def size_bytes(self) -> int:
         """What is kept for it, about."""
-        texts = len(self.provides) + len(self.wants) + len(self.denials) + len(self.rows)
+        texts = len(self.provides) + self.num_wants + len(self.denials) + len(self.rows)
         return (
             _PEER_BYTES
             + self.backlog.size_bytes
@@ -121,6 +122,11 @@ class Peer:
             + self.text_bytes
             + 2 * _TEXT_BYTES * texts
         )
+
+    @property
+    def num_wants(self) -> int:
+        """How many snapshots it asked for that are not being fetched yet."""
+        return sum(map(len, self.wants.values()))
 
     def add(self, subscription: Subscription) -> None:
         """It subscribes."""

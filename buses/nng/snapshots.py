@@ -17,7 +17,7 @@ from hear.buses.nng.peers import Peer
 from hear.errors import RemoteProtocolError
 
 MAX_TICKETS: Final = 4
-"""Snapshots that are fetched for one peer at once."""
+"""Snapshots that are fetched for one peer at once from those with one key."""
 
 FETCH_BELOW_BYTES: Final = 8 << 20
 """No more is fetched for a peer to which so much is owed."""
@@ -28,6 +28,10 @@ MAX_KEY_STREAM_BYTES: Final = 1 << 20
 _STREAM_BYTES: Final = 32  # what a stream takes beside its letters
 _MAX_WANTS: Final = 65_536
 _MAX_STREAMS: Final = 4_096
+MAX_SNAPSHOT_BYTES: Final = 64 << 20
+"""Most bytes of one snapshot: a reader keeps all its parts until it is whole."""
+
+_MESSAGE_BYTES: Final = 256  # what a message takes beside its bytes, at a reader
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +39,7 @@ class _Ticket:
     number: int
     stem: str
     provider: Peer
+    size_bytes: int = 0
     waiting: dict[tuple[Peer, int], None] = field(default_factory=dict)
 
 
@@ -101,25 +106,44 @@ class Snapshots:
         Raises:
             RemoteProtocolError: it wants more than it may.
         """
-        if len(peer.wants) >= _MAX_WANTS:
+        if peer.num_wants >= _MAX_WANTS:
             raise RemoteProtocolError(f"more than {_MAX_WANTS} snapshots are asked for")
-        if (stem, subscription) not in peer.wants:
-            peer.wants[stem, subscription] = None
+        provider = self._providers.get(stem)
+        wants = peer.wants.setdefault(None if provider is None else provider.grants, {})
+        if (stem, subscription) not in wants:
+            wants[stem, subscription] = None
             peer.text_bytes += len(stem)
         self.go_on(peer)
 
     def go_on(self, peer: Peer) -> None:
-        """Begin to fetch what a peer wants, as far as there is room for it."""
-        backlog = peer.backlog
+        """Begin to fetch what a peer wants, as far as there is room for it.
+
+        Those who provide for one key may be slow, or never answer: then it has nothing of theirs,
+        and goes on with what others provide.
+        """
+        keys = list(peer.wants)
+        for key in keys:  # which become more where another took a provider's place
+            keys += self._go_on(peer, key)
+            if not peer.wants.get(key, True):
+                del peer.wants[key]
+
+    def _go_on(self, peer: Peer, key: Grants | None) -> list[Grants]:
+        """The same with what those with one key provide; returns the keys of others that do now."""
+        backlog, wants = peer.backlog, peer.wants.get(key, {})
+        moved: dict[Grants, None] = {}
         while (
-            peer.wants
-            and len(peer.tickets) < MAX_TICKETS
+            wants
+            and list(peer.tickets.values()).count(key) < MAX_TICKETS
             and backlog.owed_bytes < FETCH_BELOW_BYTES
         ):
-            stem, subscription = next(iter(peer.wants))
-            del peer.wants[stem, subscription]
-            peer.text_bytes -= len(stem)
+            stem, subscription = next(iter(wants))
+            del wants[stem, subscription]
             provider = self._providers.get(stem)
+            if provider is not None and provider.grants is not key:
+                peer.wants.setdefault(provider.grants, {})[stem, subscription] = None
+                moved[provider.grants] = None
+                continue
+            peer.text_bytes -= len(stem)
             if provider is None or not peer.grants.may_hear(stem):
                 backlog.put(SnapshotFor([subscription], stem, [], True))
                 self._has_to_send(peer)
@@ -132,7 +156,8 @@ class Snapshots:
                 provider.backlog.put(Wanted(stem, ticket.number))
                 self._has_to_send(provider)
             ticket.waiting[peer, subscription] = None
-            peer.tickets.add(ticket.number)
+            peer.tickets[ticket.number] = provider.grants
+        return list(moved)
 
     def take(self, peer: Peer, item: Snapshot, messages: list[bytes]) -> int:
         """A part of a snapshot has come, of which ``messages`` may pass; returns how many
@@ -149,7 +174,10 @@ class Snapshots:
             if self._fresh.get(ticket.stem) is ticket:
                 del self._fresh[ticket.stem]
             self._begun[ticket.stem] = ticket
-        if item.last:
+        ticket.size_bytes += sum(map(len, messages)) + _MESSAGE_BYTES * len(messages)
+        if ticket.size_bytes > MAX_SNAPSHOT_BYTES:
+            self._end(ticket, failed=True)
+        elif item.last:
             self._end(ticket, messages)
         else:
             self._hand_out(ticket, messages)
@@ -161,7 +189,7 @@ class Snapshots:
             del self._providers[stem]
             self._stems.remove(stem)
             self._not_any_more(peer, stem)
-        peer.text_bytes -= sum(len(stem) for stem, _ in peer.wants)
+        peer.text_bytes -= sum(len(stem) for wants in peer.wants.values() for stem, _ in wants)
         peer.wants.clear()
         for ticket in list(self._tickets.values()):
             for waits in [w for w in ticket.waiting if w[0] is peer]:
@@ -195,7 +223,7 @@ class Snapshots:
             if table.get(ticket.stem) is ticket:
                 del table[ticket.stem]
         for peer, _ in ticket.waiting:
-            peer.tickets.discard(ticket.number)
+            peer.tickets.pop(ticket.number, None)
 
     def _hand_out(
         self, ticket: _Ticket, messages: list[bytes], *, last: bool = False, failed: bool = False
@@ -210,6 +238,6 @@ class Snapshots:
                 item = SnapshotFor(subscriptions, ticket.stem, [], True, failed=True)
                 for subscription in subscriptions:
                     del ticket.waiting[peer, subscription]
-                peer.tickets.discard(ticket.number)
+                peer.tickets.pop(ticket.number, None)
             peer.backlog.put(item, size_bytes)
             self._has_to_send(peer)

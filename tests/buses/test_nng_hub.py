@@ -474,7 +474,7 @@ def test_snapshots_for_one_who_does_not_take_them_are_fetched_a_few_at_a_time() 
                 provider.put(Snapshot(want.stem, want.ticket, megabyte, last))
     (peer,) = (p for p in net.hub._peers if p.name == "greedy")
     assert peer.backlog.owed_bytes < 24 << 20
-    assert len(peer.wants) <= 20
+    assert peer.num_wants <= 20
     assert len(net.hub._snapshots) <= 20
     assert not greedy.closed, "nothing forbids to ask"
     serves(net)

@@ -157,21 +157,22 @@ async def recorded(folder: Path, keys: dict[str, Path]) -> tuple[bytes, bytes]:
     """A challenge and the welcome that followed it, as a real hub sent them to a real client."""
     url, front = f"ipc://{folder}/real", f"ipc://{folder}/front"
     said: list[bytes] = []
-    async with hub(url, keys=keys["keyring"]), trio.open_nursery() as nursery:
+    async with hub(url, keys=keys["keyring"]):
         with pynng.Pair1(dial=url) as behind, pynng.Pair1(listen=front) as before:
+            async with trio.open_nursery() as nursery:
 
-            async def carry(source: pynng.Pair1, target: pynng.Pair1, keep: bool) -> None:
-                while True:
-                    data = await source.arecv()
-                    if keep:
-                        said.append(data)
-                    await target.asend(data)
+                async def carry(source: pynng.Pair1, target: pynng.Pair1, keep: bool) -> None:
+                    while True:
+                        data = await source.arecv()
+                        if keep:
+                            said.append(data)
+                        await target.asend(data)
 
-            nursery.start_soon(carry, before, behind, False)
-            nursery.start_soon(carry, behind, before, True)
-            async with connect(front, name="me", key=keys["acme"]):
-                pass
-            nursery.cancel_scope.cancel()
+                nursery.start_soon(carry, before, behind, False)
+                nursery.start_soon(carry, behind, before, True)
+                async with connect(front, name="me", key=keys["acme"]):
+                    pass
+                nursery.cancel_scope.cancel()
     challenge, welcome = [data for data in said if not is_sealed(data)][:2]
     assert isinstance(decode(challenge), Challenge)
     return challenge, welcome
