@@ -330,10 +330,10 @@ class Hub:
                 else:
                     break
         except RemoteProtocolError as error:
-            self._note(peer)
-            self._empty(peer)
-            if peer.connection is not None:
-                self._turn_away(peer.connection, "frame.unusable", peer=peer.name, error=str(error))
+            # What else was in the frame is lost, and its sender believes that it was taken over:
+            # so it may not go on from here, but has to begin anew.
+            self._turn_away(peer.connection, "frame.unusable", peer=peer.name, error=str(error))
+            self._forget(peer, "peer.broke_off", now)
         return spent
 
     def _note(self, peer: Peer) -> None:
@@ -487,15 +487,16 @@ class Hub:
         else:  # it may have come over another connection, and would then be taken for lost
             self._send(connection, Stranger(self.id))
 
-    def _turn_away(self, connection: int, event: str, **facts: Any) -> None:
+    def _turn_away(self, connection: int | None, event: str, **facts: Any) -> None:
         """Nothing that makes sense comes over this connection."""
         self._turned_away += 1
         self._close(connection, event, **facts)
 
-    def _close(self, connection: int, event: str, **facts: Any) -> None:
+    def _close(self, connection: int | None, event: str, **facts: Any) -> None:
         self._event(event, connection=connection, **facts)
-        self._joining.closed(connection)
-        self._give_up(connection)
+        if connection is not None:
+            self._joining.closed(connection)
+            self._give_up(connection)
 
     def _give_up(self, connection: int) -> None:
         """Have a connection closed. Nothing that still comes over it counts, since nothing is known

@@ -23,6 +23,7 @@ from hear.delivery import Sequencer
 from hear.errors import BusError
 from hear.messages import Key, RequestDescribed
 from tests.buses.test_nng import free_port, make_certificates, write_keys
+from tests.secret_files import write_secret
 
 OLD_RECIPE = """
 openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "/CN=$1" \
@@ -31,6 +32,7 @@ printf 'subjectAltName=DNS:localhost,DNS:hub.hear,IP:127.0.0.1\n' > "$2.ext"
 openssl x509 -req -days 365 -in "$2.csr" -CA authority.pem -CAkey authority.key \
   -CAcreateserial -extfile "$2.ext" -out "$2.crt"
 cat "$2.crt" "$2.key" > "$2.pem"
+chmod 600 "$2.pem"
 """
 
 
@@ -60,7 +62,7 @@ def with_certificate(path: Path, certificate: str, name: str = "hub.hear") -> Pa
         for line in path.read_text().replace('server_name = "hub.hear"', f'server_name = "{name}"')
         .splitlines()
     ]  # fmt: skip
-    made.write_text("\n".join(lines))
+    write_secret(made, "\n".join(lines))
     return made
 
 
