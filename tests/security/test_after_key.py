@@ -541,7 +541,8 @@ def test_a_will_is_bounded_in_messages_also_of_one_run_and_of_many_parts() -> No
         for item in items:
             peer.put(item)
         assert peer.closed
-        assert "a will of" in net.hub.events[-2].facts["error"]
+        (why,) = (e.facts["error"] for e in net.hub.events if e.name == "frame.unusable")
+        assert "a will of" in why
 
 
 def test_one_question_of_a_peer_is_open_at_once() -> None:
