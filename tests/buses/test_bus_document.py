@@ -122,8 +122,12 @@ def test_bounds_are_those_of_the_code() -> None:
         f"{bounds.owed_items:,} items, {bounds.owed_bytes // mebi} MiB"
     )
     assert said["snapshots fetched for one peer at once"] == (
-        f"{snapshots.MAX_TICKETS}, and none while {snapshots.FETCH_BELOW_BYTES // mebi} MiB "
-        "wait for it"
+        f"{snapshots.MAX_TICKETS} of those with one key, and none while "
+        f"{snapshots.FETCH_BELOW_BYTES // mebi} MiB wait for it"
+    )
+    assert said["one snapshot"] == f"{snapshots.MAX_SNAPSHOT_BYTES // mebi} MiB"
+    assert said["streams that all with one key provide"] == (
+        f"{snapshots.MAX_KEY_STREAM_BYTES // mebi} MiB of their names"
     )
     assert said["messages kept while a hub settles"] == f"{bounds.reliable_bytes // mebi} MiB"
     assert said["history"] == f"{history.HISTORY_BYTES // mebi} MiB"
