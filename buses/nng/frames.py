@@ -301,10 +301,14 @@ def encode(frame: Wire) -> bytes:
     Raises:
         LocalProtocolError: a text in it has no form on the wire.
     """
+    return _encode("frame", frame)
+
+
+def _encode(what: str, part: _Part) -> bytes:
     try:
-        return _encoder.encode(frame)
+        return _encoder.encode(part)
     except (TypeError, OverflowError, UnicodeEncodeError, msgspec.MsgspecError) as error:
-        raise LocalProtocolError(f"frame cannot be encoded: {error}: {frame!r:.200}") from error
+        raise LocalProtocolError(f"{what} cannot be encoded: {error}: {part!r:.200}") from error
 
 
 def decode(data: bytes | memoryview) -> Wire:
@@ -346,10 +350,7 @@ def encode_item(item: Item) -> bytes:
     Raises:
         LocalProtocolError: a text in it has no form on the wire.
     """
-    try:
-        return _encoder.encode(item)
-    except (TypeError, OverflowError, UnicodeEncodeError, msgspec.MsgspecError) as error:
-        raise LocalProtocolError(f"item cannot be encoded: {error}: {item!r:.200}") from error
+    return _encode("item", item)
 
 
 def split(item: Item) -> Iterator[Item]:

@@ -3,8 +3,8 @@
 Owns the order of things: what happens to a frame, in which sequence, and what happens when a peer
 comes, goes or is too slow. Each idea behind it stands alone: who is there (``peers``), who may
 come (``joining``), what may pass (``screening``), who gets it (``routing``), what is settled
-(``settlement``), snapshots (``snapshots``), what is remembered (``history``), and what may be
-asked (``questions``).
+(``settlement``), snapshots (``snapshots``), what is remembered (``history``), what may be asked
+(``questions``), and what becomes of each thing that is said (``handling``).
 
 It must not know what a message means. It is told what came and when, and says what to send.
 
@@ -15,63 +15,42 @@ clock. So whoever asks for much waits, and others do not. What is kept for all p
 bounded too; with too much, the peer goes for which most is kept.
 """
 
-from collections import deque
-from collections.abc import Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from hear.buses.nng.access import EVERYTHING, Grants, Keyring
+from hear.buses.nng.access import Grants, Keyring
 from hear.buses.nng.backlog import Backlog, Bounds, Receipt
 from hear.buses.nng.frames import (
     LINK_VERSION,
     MAX_NAME,
-    MAX_WILL_BYTES,
-    MAX_WILL_RUNS,
-    Answer,
     Challenge,
-    CutOff,
-    Fetch,
     Frame,
     Goodbye,
     Hello,
-    Item,
-    Lost,
-    Provide,
-    Question,
     Refused,
-    Run,
-    Snapshot,
     Splitter,
-    Standing,
     Stranger,
-    Subscribe,
-    Subscribed,
-    Unsubscribe,
     Welcome,
-    Will,
     Wire,
     decode,
     encode,
 )
+from hear.buses.nng.handling import Handler, next_of
 from hear.buses.nng.history import HISTORY_BYTES, History
 from hear.buses.nng.joining import MAX_UNKNOWN_BYTES, Admit, Joining, Resume
 from hear.buses.nng.link import HUB_WINDOW, MEMBER_WINDOW, Link
-from hear.buses.nng.peers import Peer, Peers, Subscription
+from hear.buses.nng.peers import Peer, Peers
 from hear.buses.nng.questions import (
     Gone,
-    answer_history,
-    answer_statistics,
-    parse,
-    stand,
     statistics,
 )
 from hear.buses.nng.routing import Routes
 from hear.buses.nng.screening import Screening
 from hear.buses.nng.seal import Seals, is_sealed
 from hear.buses.nng.settlement import SETTLE_S, Settlement
-from hear.buses.nng.snapshots import MAX_KEY_STREAM_BYTES, Snapshots
+from hear.buses.nng.snapshots import Snapshots
 from hear.buses.nng.turns import Ring
-from hear.errors import LocalProtocolError, RemoteProtocolError
+from hear.errors import RemoteProtocolError
 from hear.seams import BusStatistics
 
 AWAY_S: Final = 20.0
@@ -79,9 +58,6 @@ AWAY_S: Final = 20.0
 
 ASSEMBLE_S: Final = 20.0
 """Time that the pieces of one item may take."""
-
-MAX_KEY_PATTERNS: Final = 16_384
-"""Most patterns that all peers of one key subscribe to."""
 
 MAX_INBOX_FRAMES: Final = 32
 """Frames of one peer that wait for their turn: its window, and what it acknowledges meanwhile."""
@@ -92,26 +68,12 @@ MAX_INBOX_BYTES: Final = 16 << 20
 MAX_ASSEMBLY_BYTES: Final = 32 << 20
 """Most bytes of items in pieces that are on their way from the peers of one key."""
 
-_MAX_SUBSCRIPTIONS: Final = 4_096
-_ANSWER_BELOW_BYTES: Final = 1 << 20  # an answer goes on while less than this waits for its peer
-
-# What a turn may take, and one peer of it, in units of about a microsecond, and what things take.
+# What a turn may take, and one peer of it, in units of about a microsecond, and what frames take.
 _TURN: Final = 2_000
 _SHARE: Final = 500
 _FRAME: Final = 20
 _HELLO: Final = 200
-_ITEM: Final = 5
-_MESSAGE: Final = 12  # that is looked at
-_READER: Final = 4
-_PATTERN: Final = 10
-_FETCH: Final = 15
-_ROW: Final = 3
-_ANSWER: Final = 500
 _BYTES_A_UNIT: Final = 200
-_SUBSCRIBE: Final = 20
-# How much of one thing is done at once.
-_MOST_MESSAGES: Final = 128
-_MOST_STEMS: Final = 16
 # And what may be sent in a turn.
 _TURN_BYTES: Final = 1 << 20
 _FILL: Final = 16 << 10  # what looking at a peer counts for
@@ -164,6 +126,18 @@ class Hub:
         self._gone = Gone()
         self._splitter = Splitter()
         self._turned_away = 0
+        self._handler = Handler(
+            peers=self._peers,
+            bounds=self._bounds,
+            screening=self._screening,
+            routes=self._routes,
+            settlement=self._settlement,
+            snapshots=self._snapshots,
+            history=self._history,
+            gone=self._gone,
+            has_to_send=self._has_to_send,
+            event=self._event,
+        )
 
     @property
     def peers(self) -> list[str]:
@@ -305,10 +279,7 @@ class Hub:
         self._to_do.discard(peer)
 
     def _has_more_to_do(self, peer: Peer) -> bool:
-        return bool(peer.items or peer.inbox or self._can_answer(peer))
-
-    def _can_answer(self, peer: Peer) -> bool:
-        return peer.answer is not None and peer.backlog.owed_bytes < _ANSWER_BELOW_BYTES
+        return bool(peer.items or peer.inbox or self._handler.can_answer(peer))
 
     def _serve(self, peer: Peer, now: float) -> int:
         """Do a share of what a peer has asked for; returns how many units it took."""
@@ -316,7 +287,8 @@ class Hub:
         try:
             while spent < _SHARE:
                 if peer.items:
-                    spent += self._do(peer, _next(peer.items))
+                    spent += self._handler.do(peer, next_of(peer.items))
+                    self._grown[peer.grants] = None
                     if not peer.items:
                         self._note(peer)
                 elif peer.inbox:
@@ -325,8 +297,8 @@ class Hub:
                     self._inbox_bytes[peer.grants] -= len(data)
                     spent += _FRAME + len(data) // _BYTES_A_UNIT
                     spent += self._frame(peer, connection, data, now)
-                elif self._can_answer(peer):
-                    spent += self._go_on_answering(peer)
+                elif self._handler.can_answer(peer):
+                    spent += self._handler.go_on_answering(peer)
                 else:
                     break
         except RemoteProtocolError as error:
@@ -510,12 +482,9 @@ class Hub:
         if peer.connection is not None:
             self._joining.parted(peer.connection, now)  # it has to join again
         self._peers.remove(peer)
-        for subscription in peer.subscriptions.values():
-            self._routes.remove(peer, subscription)
+        self._handler.forget(peer)
         self._dirty.discard(peer)
-        self._snapshots.forget(peer)
         self._empty(peer)
-        peer.drop_reliable()
         peer.gone = True
         if not peer.left and peer.will:
             self._event(
@@ -538,12 +507,12 @@ class Hub:
             opened = peer.seals.open(data)
             if opened is None:
                 self._turned_away += 1  # somebody else's word, or of another handshake
-                return _ITEM
+                return 0
             data = opened
         wire = decode(data)
         if isinstance(wire, Goodbye):
             self._leave(peer, now)
-            return _ITEM
+            return 0
         if not isinstance(wire, Frame):
             raise RemoteProtocolError(f"a {type(wire).__name__} from a client that has joined")
         items, acknowledged = peer.link.receive(wire, now)
@@ -556,208 +525,8 @@ class Hub:
     def _taken_over(self, peer: Peer, number: int) -> None:
         peer.taken_over(number)
         self._dirty.add(peer)
-        if self._can_answer(peer):
+        if self._handler.can_answer(peer):
             self._to_do.add(peer)
-
-    def _do(self, peer: Peer, item: Item) -> int:
-        """Do one thing that a peer has said; returns how many units it took."""
-        if peer.gone:
-            assert isinstance(item, Run)  # of its will
-            return self._pass_on(peer, item, Receipt(0))
-        receipt = peer.receipt
-        assert receipt is not None
-        self._grown[peer.grants] = None
-        if isinstance(item, Run):
-            run = self._screening.run(peer, item)
-            spent = _MESSAGE * len(item.messages) if peer.grants.checks_sources else 0
-            spent += self._screening.spent()
-            return spent + (self._pass_on(peer, run, receipt) if run.messages else _ITEM)
-        return _ITEM + self._other(peer, item)
-
-    def _other(self, peer: Peer, item: Item) -> int:
-        if isinstance(item, Subscribe | Fetch | Question) and peer.backlog.is_overdrawn:
-            raise RemoteProtocolError(f"peer {peer.name!r} asks, and does not take the answers")
-        if isinstance(item, Subscribe):
-            return self._subscribe(peer, item)
-        if isinstance(item, Provide):
-            return self._provide(peer, item)
-        if isinstance(item, Unsubscribe):
-            subscription = peer.remove(item.subscription)
-            if subscription is not None:
-                self._routes.remove(peer, subscription)
-                return _PATTERN * len(subscription.patterns)
-        elif isinstance(item, Fetch):
-            if item.subscription in peer.subscriptions:
-                self._snapshots.fetch(peer, item.subscription, item.stem)
-            return _FETCH
-        elif isinstance(item, Snapshot):
-            messages = self._screening.messages(peer, item.stem, item.messages)
-            spent = _FETCH + _MESSAGE * len(item.messages) + self._screening.spent()
-            return spent + self._snapshots.take(peer, item, messages)
-        elif isinstance(item, Lost):
-            return self._pass_on_lost(peer, item.stems)
-        elif isinstance(item, Will):
-            self._leave_will(peer, item)
-            return _MESSAGE * len(peer.will) + self._screening.spent()
-        elif isinstance(item, Standing):
-            stand(peer, item)
-            return _ROW * len(item.rows)
-        elif isinstance(item, Question):
-            self._question(peer, item)
-        else:
-            raise RemoteProtocolError(f"a {type(item).__name__} from a client")
-        return 0
-
-    def _leave_will(self, peer: Peer, item: Will) -> None:
-        before = peer.will if item.more else []
-        will = [*before, *item.runs]
-        size_bytes = sum(len(run.stem) + sum(map(len, run.messages)) for run in will)
-        count = sum(max(len(run.messages), 1) for run in will)
-        if count > MAX_WILL_RUNS or size_bytes > MAX_WILL_BYTES:
-            raise RemoteProtocolError(
-                f"a will of {count} messages and {size_bytes} bytes, expected at most "
-                f"{MAX_WILL_RUNS} and {MAX_WILL_BYTES}"
-            )
-        peer.will = [*before, *(self._screening.run(peer, run) for run in item.runs)]
-        peer.will_bytes = size_bytes
-
-    def _pass_on(self, peer: Peer, run: Run, receipt: Receipt) -> int:
-        count = len(run.messages)
-        category = self._screening.category(run.stem)
-        peer.published[category] = peer.published.get(category, 0) + count
-        size_bytes = sum(map(len, run.messages))
-        self._history.remember(run, size_bytes)
-        readers = self._routes.of(run.stem)
-        for reader in readers:
-            if not run.reliable:
-                reader.backlog.put_state(run, size_bytes)
-            elif not reader.backlog.put(run, size_bytes, count, receipt):
-                self._cut_off(reader)
-            self._dirty.add(reader)
-            self._grown[reader.grants] = None
-        if run.reliable and self._settlement.waits:
-            self._settlement.keep(run, size_bytes, receipt)
-        return _ITEM + _READER * len(readers)
-
-    def _pass_on_lost(self, peer: Peer, stems: Sequence[str]) -> int:
-        spent = 0
-        for stem in stems:
-            if self._screening.category(stem) == "state" and peer.grants.may_publish(stem):
-                readers = self._routes.of(stem)
-                spent += _ITEM + _READER * len(readers)
-                for reader in readers:
-                    reader.backlog.put_lost(stem)
-                    self._has_to_send(reader)
-        return spent
-
-    def _cut_off(self, peer: Peer) -> None:
-        peer.drop_reliable()
-        for subscription in peer.subscriptions.values():
-            if not subscription.only_state and not subscription.cut:
-                self._routes.cut(peer, subscription)
-                subscription.cut = True
-                peer.cut_off += 1
-        reason = (
-            f"more than {self._bounds.reliable_messages} reliable messages or "
-            f"{self._bounds.reliable_bytes} bytes of them were left untaken at the hub"
-        )
-        peer.backlog.put(CutOff(reason))
-        self._event("peer.cut_off", peer=peer.name, reason=reason)
-
-    # -- subscriptions and questions ----------------------------------------------------------
-
-    def _subscribe(self, peer: Peer, item: Subscribe) -> int:
-        number = item.subscription
-        spent = _SUBSCRIBE + self._peers.count(peer.grants) // 8 + _PATTERN * len(item.patterns)
-        refused = self._why_not(peer, item)
-        try:
-            patterns = parse(item.patterns) if not refused else ()
-        except LocalProtocolError as error:
-            refused = str(error)
-        if refused:
-            peer.backlog.put_subscribed(Subscribed(number, [], refused=refused[:MAX_NAME]))
-            self._dirty.add(peer)
-            return spent
-        before = peer.remove(number)
-        if before is not None:
-            self._routes.remove(peer, before)
-        subscription = Subscription(number, item.name, patterns)
-        peer.add(subscription)
-        self._routes.add(peer, subscription)
-        provided = self._snapshots.covered(tuple(pattern.text for pattern in patterns))
-        streams = [stem for stem in provided if peer.grants.may_hear(stem)]
-        complete = not item.resumed or self._settlement.waits or subscription.only_state
-        peer.backlog.put_subscribed(Subscribed(number, streams, complete))
-        if item.resumed:
-            for run, receipt in self._settlement.kept():
-                if subscription.covers(run.stem) and peer.grants.may_hear(run.stem):
-                    size_bytes = sum(map(len, run.messages))
-                    if not peer.backlog.put(run, size_bytes, len(run.messages), receipt):
-                        self._cut_off(peer)
-                        break
-        for stem in streams:
-            self._snapshots.fetch(peer, number, stem)
-        self._dirty.add(peer)
-        return spent + _FETCH * len(streams)
-
-    def _why_not(self, peer: Peer, item: Subscribe) -> str:
-        """Why a subscription is refused; nothing if it is not."""
-        if len(peer.subscriptions) >= _MAX_SUBSCRIPTIONS:
-            return f"{_MAX_SUBSCRIPTIONS} subscriptions are the most that one peer may have"
-        if len(item.name) > MAX_NAME:
-            return f"expected a name of {MAX_NAME} letters at most"
-        if peer.grants is not EVERYTHING:
-            there = sum(p.num_patterns for p in self._peers.with_grants(peer.grants))
-            if there + max(len(item.patterns), 1) > MAX_KEY_PATTERNS:
-                return f"{MAX_KEY_PATTERNS} patterns are the most that all with one key may have"
-        return ""
-
-    def _provide(self, peer: Peer, item: Provide) -> int:
-        self._screening.category(item.stem)
-        if not self._screening.may_publish(peer, item.stem):
-            return 0
-        if not self._snapshots.provide(peer, item.stem):
-            self._screening.deny(
-                peer,
-                f"the streams that all with one key provide have {MAX_KEY_STREAM_BYTES} bytes "
-                "at most",
-            )
-            return 0
-        spent = _FETCH
-        if item.resumed:
-            for reader in self._routes.of(item.stem):
-                for subscription in reader.subscriptions.values():
-                    spent += len(subscription.patterns)
-                    if subscription.covers(item.stem):
-                        spent += _FETCH
-                        self._snapshots.fetch(reader, subscription.number, item.stem)
-        return spent
-
-    def _question(self, peer: Peer, question: Question) -> None:
-        """Begin to answer, instead of what was asked before. The work is done as it is wanted."""
-        if question.about == "history":
-            peer.answer = answer_history(question, self._history, peer.grants)
-        elif question.about == "statistics":
-            peer.answer = answer_statistics(question, lambda: self._statistics_for(peer))
-        else:
-            peer.answer = iter((Answer(question.number, [], True),))
-
-    def _statistics_for(self, peer: Peer) -> BusStatistics:
-        if peer.grants.may_hear_all:
-            return self.statistics()
-        return statistics(self._peers.with_grants(peer.grants), Gone(), own_key_only=True)
-
-    def _go_on_answering(self, peer: Peer) -> int:
-        assert peer.answer is not None
-        answer = next(peer.answer, None)
-        if answer is None:
-            return _ANSWER
-        size_bytes = sum(map(len, answer.parts))
-        peer.backlog.put(answer, size_bytes)
-        if answer.last:
-            peer.answer = None
-        self._has_to_send(peer)
-        return _ANSWER + size_bytes // _BYTES_A_UNIT
 
     # -- pieces -------------------------------------------------------------------------------
 
@@ -774,22 +543,6 @@ class Hub:
 
     def _event(self, name: str, **facts: Any) -> None:
         self.events.append(HubEvent(name, facts))
-
-
-def _next(items: deque[Item]) -> Item:
-    """Take out the next thing to do; of one that is long its beginning, so that it takes turns."""
-    item = items.popleft()
-    if isinstance(item, Run) and len(item.messages) > _MOST_MESSAGES:
-        items.appendleft(Run(item.stem, item.reliable, item.messages[_MOST_MESSAGES:]))
-        return Run(item.stem, item.reliable, item.messages[:_MOST_MESSAGES])
-    if isinstance(item, Snapshot) and len(item.messages) > _MOST_MESSAGES:
-        stem, ticket, messages = item.stem, item.ticket, item.messages
-        items.appendleft(Snapshot(stem, ticket, messages[_MOST_MESSAGES:], item.last))
-        return Snapshot(stem, ticket, messages[:_MOST_MESSAGES], False)
-    if isinstance(item, Lost) and len(item.stems) > _MOST_STEMS:
-        items.appendleft(Lost(item.stems[_MOST_STEMS:]))
-        return Lost(item.stems[:_MOST_STEMS])
-    return item
 
 
 def _is_hello(data: bytes) -> bool:

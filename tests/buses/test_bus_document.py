@@ -12,6 +12,7 @@ from hear.buses.nng import (
     access,
     client,
     frames,
+    handling,
     history,
     hub,
     joining,
@@ -88,7 +89,7 @@ def test_frames_and_items_are_in_the_document_as_they_are(header: str, union: An
 
 
 def test_who_says_what_is_what_the_hub_takes() -> None:
-    files = (Path(str(module.__file__)) for module in (hub, link))
+    files = (Path(str(module.__file__)) for module in (hub, handling, link))
     source = "".join(file.read_text(encoding="utf-8") for file in files)
     taken = set(re.findall(r"isinstance\((?:item|wire|frame\.items\[0\]), (\w+)\)", source))
     for header in ("frame", "item"):
@@ -146,7 +147,8 @@ def test_bounds_are_those_of_the_code() -> None:
         f"{hub.MAX_ASSEMBLY_BYTES // mebi} MiB"
     )
     assert said["patterns of one subscription or question; of all with one key"] == (
-        f"{frames.MAX_PATTERNS}, {frames.MAX_PATTERN_BYTES >> 10} KiB; {hub.MAX_KEY_PATTERNS:,}"
+        f"{frames.MAX_PATTERNS}, {frames.MAX_PATTERN_BYTES >> 10} KiB; "
+        f"{handling.MAX_KEY_PATTERNS:,}"
     )
     assert said["a will"] == f"{frames.MAX_WILL_RUNS:,} messages, {frames.MAX_WILL_BYTES >> 20} MiB"
     assert said["a name; a stem"] == f"{frames.MAX_NAME} letters; {frames.MAX_STEM:,} letters"

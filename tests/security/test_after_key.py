@@ -18,8 +18,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hear.buses.nng import hub as hub_module
-from hear.buses.nng import server, snapshots
+from hear.buses.nng import handling, server, snapshots
 from hear.buses.nng.access import Grants
 from hear.buses.nng.backlog import Bounds
 from hear.buses.nng.frames import (
@@ -382,7 +381,7 @@ def test_patterns_of_a_key_are_bounded_and_those_of_others_are_not_counted(
     patterns: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A subscription without a pattern counts too. Before, all were bounded for each peer alone."""
-    monkeypatch.setattr(hub_module, "MAX_KEY_PATTERNS", 640)
+    monkeypatch.setattr(handling, "MAX_KEY_PATTERNS", 640)
     net = Net(keyring=tenants())
     peers = [net.joined(f"a{n}", "acme") for n in range(5)]
     for number in range(300):
