@@ -187,7 +187,7 @@ class Hub:
             if peer.connection is None:
                 if now >= peer.away_since_s + self._away_s:
                     self._forget(peer, "peer.lost", now)
-            elif peer.link.lost(now):
+            elif peer.link.lost(now) and not peer.inbox:
                 lost = peer.connection
                 self.closed(lost, now)
                 self._give_up(lost)
@@ -260,7 +260,8 @@ class Hub:
 
     def _keep(self, peer: Peer, connection: int, data: bytes, now: float) -> None:
         """Keep a frame for the turn of its peer, if there is room; else it will come again."""
-        peer.link.heard_s = now
+        if peer.seals is None:  # else it may be somebody else's; ``_frame`` will see
+            peer.link.heard_s = now
         kept_bytes = self._inbox_bytes.get(peer.grants, 0) + len(data)
         if len(peer.inbox) < MAX_INBOX_FRAMES and kept_bytes <= MAX_INBOX_BYTES:
             peer.inbox.append((connection, data))
