@@ -498,3 +498,31 @@ def test_the_hub_has_as_many_descriptors_as_it_may_have(running: RunningHub) -> 
     (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
     soft, hard = line.split()[3:5]
     assert int(soft) == (65_536 if hard == "unlimited" else min(int(hard), 65_536))
+
+
+class _Full:
+    """A wire with room for a few frames at a time."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.sent: list[tuple[int, bytes]] = []
+
+    def send(self, connection: int, data: bytes) -> bool:
+        if self.room == 0:
+            return False
+        self.room -= 1
+        self.sent.append((connection, data))
+        return True
+
+
+def test_what_finds_no_room_on_the_wire_is_sent_first_as_soon_as_there_is_some(net: Net) -> None:
+    """Before, a burst of answers to one connection cost all the others half a second."""
+    wire, log = _Full(2), server._Log()
+    frames = [(number, bytes([number])) for number in range(5)]
+    net.hub.output += frames
+    assert not server._send(wire, net.hub, log, 0.0)  # type: ignore[arg-type]
+    assert net.hub.output == frames[2:]
+    wire.room = 10
+    assert server._send(wire, net.hub, log, 0.0)  # type: ignore[arg-type]
+    assert wire.sent == frames
+    assert net.hub.output == []
