@@ -37,6 +37,7 @@ from hear.buses.nng.frames import (
     encode,
     split,
 )
+from hear.buses.nng.link import Link
 from hear.buses.nng.seal import Seals
 from hear.codec import encode as encode_envelope
 from hear.delivery import Sequencer
@@ -45,6 +46,7 @@ from hear.subjects import stem_of
 
 SP_HELLO: Final = b"\0SP\0\0\x11\0\0"  # what begins a connection of nng's pair1
 _WAIT_MS: Final = 2_000
+_WINDOW: Final = 24
 
 
 def address_of(url: str) -> tuple[str, int]:
@@ -76,7 +78,7 @@ class Rogue:
         self.hello = Hello(
             LINK_VERSION, name or f"rogue-{os.urandom(6).hex()}", os.urandom(9).hex(), 0
         )
-        self._number = 0
+        self._link = Link(window=1 << 20, now=time.monotonic())
         if key is not None:
             self.join(key)
 
@@ -89,7 +91,7 @@ class Rogue:
         handshake = Handshake(nonce, challenge.nonce, key.name, hello.session, hello.name)
         self.hello = Hello(
             *(LINK_VERSION, hello.name, hello.session, 0, "", key.name),
-            proof=handshake.prove_client(secret),
+            proof=handshake.prove_client(secret, "", 0),
             answers=challenge.nonce,
             nonce=nonce,
         )
@@ -110,13 +112,17 @@ class Rogue:
         return True
 
     def put(self, *items: Item) -> bool:
-        """Send items, whatever has been taken over."""
-        self._number += 1
-        return self.say(Frame(self._number, 0, 0, list(items)))
+        """Send items; waits a little if much of what it said has not been taken over, since what
+        comes out of turn is not looked at."""
+        until = time.monotonic() + _WAIT_MS / 1e3
+        while self._link.num_unacknowledged > _WINDOW and time.monotonic() < until:
+            self.drain()
+            time.sleep(0.001)
+        return self.say(self._link.send(list(items), time.monotonic()))
 
-    def drain(self, acknowledge: bool = True) -> None:
-        """Read what has come, and say so."""
-        received = 0
+    def drain(self) -> None:
+        """Read what has come, say so, and say again what was lost."""
+        now = time.monotonic()
         while True:
             try:
                 data = self._socket.recv(block=False)
@@ -125,9 +131,12 @@ class Rogue:
             opened = data if self._seals is None else self._seals.open(data)
             wire = decode(opened) if opened else None
             if isinstance(wire, Frame):
-                received = max(received, wire.number)
-        if received and acknowledge:
-            self.say(Frame(0, received))
+                self._link.receive(wire, now)
+        for data in self._link.due(now):
+            self.say(data)
+        acknowledgement = self._link.acknowledgement(now)
+        if acknowledgement is not None:
+            self.say(acknowledgement)
 
     def close(self) -> None:
         """Go without a word."""

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hear import output, plugins
 from hear.errors import ConfigError, HearError
@@ -21,7 +21,12 @@ class Command(NamedTuple):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, where argparse would print how to use it as well."""
+    """Says what is wrong in one line, where argparse would print how to use it as well, and takes
+    no option for another one that begins alike (``--key`` for ``--keys``)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["allow_abbrev"] = False
+        super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")

@@ -116,6 +116,7 @@ def decode(frame: bytes | memoryview) -> Envelope:
 _CANONICAL_BYTES: Final = 64 << 10
 _MAX_ELEMENTS: Final = 65_536
 _MAX_DEPTH: Final = 64
+_MAX_DEPTH_OF_LARGE: Final = 8
 _plain_decoder = msgspec.msgpack.Decoder()
 _array_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _map_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
@@ -129,20 +130,20 @@ def check_unambiguous(frame: bytes) -> int:
 
     Raises:
         RemoteProtocolError: one has, or the message cannot be read, or it has an unusual encoding
-            or more than 256 KiB, and then more than 65,536 elements, or more than 64 maps and
-            arrays one inside the other.
+            or more than 64 KiB, and then more than 65,536 elements, or more than 64 maps and
+            arrays one inside the other, and 8 if it is so large.
     """
     try:
         # Whatever has no key twice, and is encoded as msgspec does it, comes out as it went in.
         small = len(frame) <= _CANONICAL_BYTES
         if small and _encoder.encode(_plain_decoder.decode(frame)) == frame:
             return 0
-        return _check_maps(frame)
+        return _check_maps(frame, _MAX_DEPTH if small else _MAX_DEPTH_OF_LARGE)
     except (*_UNREADABLE, TypeError, OverflowError, IndexError) as error:
         raise RemoteProtocolError(f"not an envelope ({len(frame)} bytes): {error}") from error
 
 
-def _check_maps(frame: bytes) -> int:
+def _check_maps(frame: bytes, max_depth: int) -> int:
     """The same for any encoding, one level after the other, without making objects of it all.
 
     Each level is looked through once more for each that it is in, so there may not be many.
@@ -155,9 +156,9 @@ def _check_maps(frame: bytes) -> int:
         data, depth = to_do.pop()
         kind, length = _head(data)
         left -= length
-        if depth > _MAX_DEPTH:
+        if depth > max_depth:
             raise RemoteProtocolError(
-                f"a message of {len(frame)} bytes with more than {_MAX_DEPTH} maps and arrays one "
+                f"a message of {len(frame)} bytes with more than {max_depth} maps and arrays one "
                 "inside the other"
             )
         if left < 0:

@@ -40,8 +40,10 @@ def run_directory() -> Path:
 
     Another user may have made it: use what is in it only after ``make_own_folders``.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "hear" if base else Path(f"/tmp/hear-{os.getuid()}")
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not os.path.isabs(base):  # which the XDG specification wants ignored
+        return Path(f"/tmp/hear-{os.getuid()}")
+    return Path(os.path.normpath(base)) / "hear"
 
 
 def own_name(what: str) -> str:
@@ -91,11 +93,26 @@ def make_own_folders(path: Path) -> None:
     Raises:
         ConfigError: one cannot be made, or others could put files of theirs there.
     """
+    for folder in _own_folders(path):
+        own_folder(folder)
+
+
+def check_own_folders(path: Path) -> bool:
+    """The same for an address that somebody else has told, for which nothing is made; returns
+    whether the folders are there.
+
+    Raises:
+        ConfigError: others could put files of theirs into one.
+    """
+    return all(own_folder(folder, make=False) for folder in _own_folders(path))
+
+
+def _own_folders(path: Path) -> list[Path]:
     base = run_directory()
     inside = Path(os.path.abspath(path))
-    if inside.is_relative_to(base):
-        for folder in reversed(inside.relative_to(base).parents):
-            own_folder(base / folder)
+    if not inside.is_relative_to(base):
+        return []
+    return [base / folder for folder in reversed(inside.relative_to(base).parents)]
 
 
 def default_url() -> str:

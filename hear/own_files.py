@@ -33,16 +33,21 @@ def is_trusted(uid: int) -> bool:
     return uid in (os.getuid(), 0)
 
 
-def own_folder(path: Path) -> None:
-    """Make a folder if it is not there, and see that nobody else can change what is in it.
+def own_folder(path: Path, *, make: bool = True) -> bool:
+    """See that nobody else can change what is in a folder; returns whether it is there.
+
+    With ``make`` it is made if it is not there.
 
     Raises:
         ConfigError: others can, it is no folder, or it cannot be made.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)
+        if make:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+        elif not os.path.lexists(path):
+            return False
         found, above = path.lstat(), path.parent.stat()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be used for sockets: {error.strerror}") from error
@@ -59,6 +64,7 @@ def own_folder(path: Path) -> None:
             "expected one of this user or root that nobody else may write to: set XDG_RUNTIME_DIR "
             "or give --bus"
         )
+    return True
 
 
 def check_socket(path: Path) -> None:

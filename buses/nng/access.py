@@ -139,9 +139,9 @@ class Handshake(NamedTuple):
     session: str
     name: str
 
-    def prove_client(self, secret: bytes) -> bytes:
-        """What shows the hub that the client holds the key."""
-        return self._digest(secret, b"client")
+    def prove_client(self, secret: bytes, stay: str, received: int) -> bytes:
+        """What shows the hub that a hello with this ``hub`` and ``received`` is from the client."""
+        return self._digest(secret, b"client", stay.encode(), b"%d" % received)
 
     def prove_hub(self, secret: bytes, stay: str, resumed: bool, received: int) -> bytes:
         """What shows the client that its welcome is from a hub that holds the key."""
@@ -175,11 +175,13 @@ class Keyring:
         }
         self._nobody = secrets.token_bytes(32)
 
-    def check(self, handshake: Handshake, proof: bytes) -> tuple[Grants, bytes] | None:
+    def check(
+        self, handshake: Handshake, proof: bytes, stay: str, received: int
+    ) -> tuple[Grants, bytes] | None:
         """What a peer may do that proves to hold a key, and its secret; None without a proof."""
         # An unknown key takes as long as a wrong one.
         secret = self._secrets.get(handshake.key, self._nobody)
-        if not hmac.compare_digest(handshake.prove_client(secret), proof):
+        if not hmac.compare_digest(handshake.prove_client(secret, stay, received), proof):
             return None
         grants = self._grants.get(handshake.key)
         return None if grants is None else (grants, secret)

@@ -90,6 +90,7 @@ class Backlog:
         self.owed_bytes = 0
         """Bytes of them."""
         self._serial = 0
+        self._mark: tuple[int, float] | None = None  # what waited last, when it was looked at
         self._lost: _Entry | None = None  # what was lost, as long as more may join it
         self._num_lost = 0
         self._tail: _Entry | None = None  # of single messages, as long as others may join it
@@ -106,6 +107,26 @@ class Backlog:
         """What all that waits takes, in memory as well."""
         begun = self._begun.size_bytes if self._begun else 0
         return self._state_bytes + self._reliable_bytes + self.owed_bytes + begun
+
+    @property
+    def reliable_bytes(self) -> int:
+        """What of it are reliable messages."""
+        return self._reliable_bytes
+
+    def is_slow(self, now: float, most_s: float) -> bool:
+        """Whether reliable messages that waited ``most_s`` ago wait still. To be asked often; and
+        of one that was away, to ``forgive`` it that time."""
+        if not self._reliable_messages:
+            self._mark = None
+            return False
+        oldest = next(e.serial for e in self._other if e.num_messages)
+        if self._mark is None or oldest > self._mark[0]:
+            self._mark = self._serial, now
+        return now >= self._mark[1] + most_s
+
+    def forgive(self) -> None:
+        """The other end was away: what waits does so from now on."""
+        self._mark = None
 
     def __len__(self) -> int:
         return self._state_messages + self._reliable_messages

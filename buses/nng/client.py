@@ -517,7 +517,12 @@ async def connect(
                 try:
                     await nursery.start(bus.run)
                 except BusError as error:
-                    hint = ", or the certificates do not fit" if url.startswith("tls") else ""
+                    hint = ""
+                    if url.startswith("tls") and "nobody answers" in str(error):
+                        hint = (
+                            ", or the certificates do not fit: one has expired, or is not of the "
+                            "other's authority, or server_name is not the name in the hub's"
+                        )
                     raise BusError(f"{url}: {error}{hint}") from error
                 try:
                     yield bus

@@ -24,6 +24,10 @@ LINK_VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 8 << 20
 """Largest message of HEAR that a bus carries."""
 
+MAX_SMALL_MESSAGE_BYTES: Final = 1 << 20
+"""Largest message of intent, control or outcome at a hub with keys. It looks at each byte of them,
+and only engines, whose state may be larger, have as much to say."""
+
 MAX_FRAME_BYTES: Final = 128 << 10
 """Largest frame, sealed; whoever sends a larger one is cut off."""
 

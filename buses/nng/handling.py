@@ -30,6 +30,7 @@ from hear.buses.nng.frames import (
     Will,
 )
 from hear.buses.nng.history import History
+from hear.buses.nng.index import PatternIndex
 from hear.buses.nng.peers import Peer, Peers, Subscription
 from hear.buses.nng.questions import (
     Gone,
@@ -61,7 +62,7 @@ _SUBSCRIBE: Final = 20
 _FETCH: Final = 15
 _ROW: Final = 3
 _ANSWER: Final = 500
-_BYTES_A_UNIT: Final = 200
+_ANSWER_BYTES_A_UNIT: Final = 20
 # How much of one thing is done at once.
 _MOST_MESSAGES: Final = 128
 _MOST_STEMS: Final = 16
@@ -161,7 +162,7 @@ class Handler:
             stand(peer, item)
             return _ROW * len(item.rows)
         elif isinstance(item, Question):
-            self._question(peer, item)
+            return self._question(peer, item)
         else:
             raise RemoteProtocolError(f"a {type(item).__name__} from a client")
         return 0
@@ -190,7 +191,7 @@ class Handler:
             if not run.reliable:
                 reader.backlog.put_state(run, size_bytes)
             elif not reader.backlog.put(run, size_bytes, count, receipt):
-                self._cut_off(reader)
+                self.cut_off(reader)
             self._has_to_send(reader)
         if run.reliable and self._settlement.waits:
             self._settlement.keep(run, size_bytes, receipt)
@@ -207,7 +208,8 @@ class Handler:
                     self._has_to_send(reader)
         return spent
 
-    def _cut_off(self, peer: Peer) -> None:
+    def cut_off(self, peer: Peer) -> None:
+        """A peer gets no reliable messages any more, and none of those that wait for it."""
         peer.drop_reliable()
         for subscription in peer.subscriptions.values():
             if not subscription.only_state and not subscription.cut:
@@ -246,11 +248,21 @@ class Handler:
         complete = not item.resumed or self._settlement.waits or subscription.only_state
         peer.backlog.put_subscribed(Subscribed(number, streams, complete))
         if item.resumed:
+            covered: dict[str, bool] = {}
+            index: PatternIndex[None] = PatternIndex()
+            for pattern in patterns:
+                index.add(pattern.text, None)
             for run, receipt in self._settlement.kept():
-                if subscription.covers(run.stem) and peer.grants.may_hear(run.stem):
+                spent += 1
+                if run.stem not in covered:
+                    spent += _FETCH
+                    covered[run.stem] = bool(index.find(run.stem)) and peer.grants.may_hear(
+                        run.stem
+                    )
+                if covered[run.stem]:
                     size_bytes = sum(map(len, run.messages))
                     if not peer.backlog.put(run, size_bytes, len(run.messages), receipt):
-                        self._cut_off(peer)
+                        self.cut_off(peer)
                         break
         for stem in streams:
             self._snapshots.fetch(peer, number, stem)
@@ -290,14 +302,23 @@ class Handler:
                         self._snapshots.fetch(reader, subscription.number, item.stem)
         return spent
 
-    def _question(self, peer: Peer, question: Question) -> None:
-        """Begin to answer, instead of what was asked before. The work is done as it is wanted."""
+    def _question(self, peer: Peer, question: Question) -> int:
+        """Begin to answer, instead of what was asked before. History is told as it is taken."""
         if question.about == "history":
             peer.answer = answer_history(question, self._history, peer.grants)
         elif question.about == "statistics":
-            peer.answer = answer_statistics(question, lambda: self._statistics_for(peer))
+            # Made at once, since what waits at the hub is counted, and what is to be made is not.
+            told = answer_statistics(question, self._statistics_for(peer))
+            size_bytes = 0
+            for answer in told:
+                size_bytes += sum(map(len, answer.parts))
+                peer.backlog.put(answer, sum(map(len, answer.parts)))
+            peer.answer = None
+            self._has_to_send(peer)
+            return _ANSWER + size_bytes // _ANSWER_BYTES_A_UNIT
         else:
             peer.answer = iter((Answer(question.number, [], True),))
+        return 0
 
     def _statistics_for(self, peer: Peer) -> BusStatistics:
         if peer.grants.may_hear_all:
@@ -315,7 +336,7 @@ class Handler:
         if answer.last:
             peer.answer = None
         self._has_to_send(peer)
-        return _ANSWER + size_bytes // _BYTES_A_UNIT
+        return _ANSWER + size_bytes // _ANSWER_BYTES_A_UNIT
 
 
 def next_of(items: deque[Item]) -> Item:

@@ -59,6 +59,13 @@ AWAY_S: Final = 20.0
 ASSEMBLE_S: Final = 20.0
 """Time that the pieces of one item may take."""
 
+MAX_ITEMS: Final = 1_024
+"""Most items in a frame."""
+
+SLOW_S: Final = 15.0
+"""A peer that is there and has not taken over for so long what waited for it is cut off: whoever
+sent it is told of nothing later as settled, so one reader would hold up all its senders."""
+
 MAX_INBOX_FRAMES: Final = 32
 """Frames of one peer that wait for their turn: its window, and what it acknowledges meanwhile."""
 
@@ -193,8 +200,12 @@ class Hub:
                 self._give_up(lost)
             elif peer.link.stuck(now) or now >= peer.link.assembly_since_s + ASSEMBLE_S:
                 self._forget(peer, "peer.stuck", now)
-            elif now >= peer.link.next_due():
-                self._dirty.add(peer)
+            else:
+                if peer.backlog.is_slow(now, SLOW_S):
+                    self._handler.cut_off(peer)
+                    self._dirty.add(peer)
+                if now >= peer.link.next_due():
+                    self._dirty.add(peer)
 
     def next_due(self) -> float:
         """When ``tick`` has to be called next."""
@@ -324,8 +335,16 @@ class Hub:
         total = sum(sizes.values())
         while total > grants.max_bytes and sizes:
             largest = max(sizes, key=sizes.__getitem__)
-            total -= sizes.pop(largest)
-            self._forget(largest, "peer.too_large", now)
+            size_bytes = sizes[largest]
+            if largest.backlog.reliable_bytes > size_bytes // 4:
+                # What others have sent it; it lives, and is told that something is missing.
+                self._handler.cut_off(largest)
+                self._dirty.add(largest)
+                sizes[largest] = largest.size_bytes
+                total -= size_bytes - sizes[largest]
+            else:
+                total -= sizes.pop(largest)
+                self._forget(largest, "peer.too_large", now)
 
     def _has_room(self, grants: Grants, size_bytes: int) -> bool:
         """Whether an item may come in pieces."""
@@ -516,10 +535,13 @@ class Hub:
             return 0
         if not isinstance(wire, Frame):
             raise RemoteProtocolError(f"a {type(wire).__name__} from a client that has joined")
+        if len(wire.items) > MAX_ITEMS:
+            raise RemoteProtocolError(f"{len(wire.items)} items in a frame, at most {MAX_ITEMS}")
         items, acknowledged = peer.link.receive(wire, now)
         self._taken_over(peer, acknowledged)
         if items:
             peer.items.extend(items)
+            self._grown[peer.grants] = None
             peer.receipt = Receipt(wire.number)
         return len(items)
 

@@ -159,7 +159,7 @@ class Joining:
                 return Challenge(nonce)
             there.nonce = new_nonce()
             handshake = Handshake(hello.nonce, nonce, hello.key, hello.session, hello.name)
-            found = self._keyring.check(handshake, hello.proof)
+            found = self._keyring.check(handshake, hello.proof, hello.hub, hello.received)
             if found is None or len(hello.nonce) != NONCE_BYTES:
                 return Refused(f"key {hello.key[:MAX_NAME]!r} is not valid here")
             grants, secret = found
@@ -170,9 +170,9 @@ class Joining:
                     f"{certificate[:MAX_NAME]!r}, expected one with the key's name as its "
                     "common name"
                 )
-        peer = peers.by_session(hello.session)
+        peer = peers.by_session(grants, hello.session)
         if peer is not None:
-            if peer.name != hello.name or peer.grants is not grants:
+            if peer.name != hello.name:
                 return Refused("the session is another's")
             if hello.hub == peer.stay and peer.link.can_resume(hello.received):
                 return Resume(peer, False, handshake, secret)

@@ -338,7 +338,9 @@ class Member:
                 session=self._session,
                 name=self.name,
             )
-        proof = answered.prove_client(bytes.fromhex(self._key.secret))
+        proof = answered.prove_client(
+            bytes.fromhex(self._key.secret), self._stay, self._link.received
+        )
         self._output.append(encode(self._hello(proof, challenge.nonce)))
         self._hello_s = now + 10 * HELLO_S  # the answer must not be taken for another attempt
 

@@ -116,6 +116,7 @@ class Peer:
             + self.backlog.size_bytes
             + 2 * self.on_their_way_bytes  # nng has a copy
             + self.inbox_bytes
+            + _TEXT_BYTES * len(self.items)
             + self.link.assembly_bytes
             + self.will_bytes
             + self.subscription_bytes
@@ -169,7 +170,8 @@ class Peers:
     """All peers, by session, by name and by connection."""
 
     def __init__(self) -> None:
-        self._by_session: dict[str, Peer] = {}
+        # Sessions travel in the clear, so one key may not take those of another.
+        self._by_session: dict[tuple[Grants, str], Peer] = {}
         self._by_name: dict[tuple[Grants, str], Peer] = {}
         self._by_connection: dict[int, Peer] = {}
         self._by_grants: dict[Grants, dict[Peer, None]] = {}
@@ -185,9 +187,9 @@ class Peers:
         """Names of those who are there, or away for a moment."""
         return [name for _, name in self._by_name]
 
-    def by_session(self, session: str) -> Peer | None:
-        """The peer of a session."""
-        return self._by_session.get(session)
+    def by_session(self, grants: Grants, session: str) -> Peer | None:
+        """Who of those with a key has a session."""
+        return self._by_session.get((grants, session))
 
     def by_name(self, grants: Grants, name: str) -> Peer | None:
         """Who of those with a key has a name."""
@@ -207,13 +209,14 @@ class Peers:
 
     def add(self, peer: Peer, connection: int) -> None:
         """A peer has joined over a connection."""
-        self._by_session[peer.session] = self._by_name[peer.grants, peer.name] = peer
+        self._by_session[peer.grants, peer.session] = peer
+        self._by_name[peer.grants, peer.name] = peer
         self._by_grants.setdefault(peer.grants, {})[peer] = None
         self.attach(peer, connection)
 
     def remove(self, peer: Peer) -> None:
         """A peer is gone for good."""
-        self._by_session.pop(peer.session, None)
+        self._by_session.pop((peer.grants, peer.session), None)
         self._by_grants.get(peer.grants, {}).pop(peer, None)
         if self._by_name.get((peer.grants, peer.name)) is peer:
             del self._by_name[peer.grants, peer.name]
@@ -225,6 +228,7 @@ class Peers:
         """A peer speaks over a connection from here on."""
         peer.connection = connection
         peer.away_since_s = inf
+        peer.backlog.forgive()
         self._by_connection[connection] = peer
 
     def detach(self, connection: int, now: float) -> Peer | None:

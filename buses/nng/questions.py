@@ -3,7 +3,8 @@
 Who may hear everything is told of everybody; anyone else of those with the same key alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -25,6 +26,9 @@ from hear.buses.nng.screening import CATEGORIES
 from hear.errors import LocalProtocolError
 from hear.seams import BusStatistics, SubscriptionStatistics
 from hear.subjects import Pattern
+
+MAX_TOLD: Final = 2_048
+"""Most subscriptions that an answer tells of; messages are counted of all."""
 
 _MAX_COUNT: Final = 2**53
 
@@ -73,13 +77,15 @@ def statistics(peers: list[Peer], gone: Gone, *, own_key_only: bool = False) -> 
     What waits for a peer at the hub counts for each of its subscriptions.
     """
     published = dict(gone.published)
-    rows = []
+    rows: list[SubscriptionStatistics] = []
     for peer in peers:
         for category, count in peer.published.items():
             published[category] += count
+        if len(rows) >= MAX_TOLD:
+            continue
         told = {name: row for name, *row in peer.rows}
         waiting, dropped = len(peer.backlog), peer.backlog.dropped
-        for subscription in peer.subscriptions.values():
+        for subscription in islice(peer.subscriptions.values(), MAX_TOLD - len(rows)):
             queued, received, missed = told.get(subscription.name, (0, 0, 0))
             rows.append(
                 SubscriptionStatistics(
@@ -109,9 +115,9 @@ def answer_history(question: Question, history: History, grants: Grants) -> Iter
         yield None if told is None else Answer(question.number, *told)
 
 
-def answer_statistics(question: Question, tell: Callable[[], BusStatistics]) -> Iterator[Answer]:
+def answer_statistics(question: Question, told: BusStatistics) -> Iterator[Answer]:
     """The bytes of the statistics, in pieces."""
-    data = msgspec.msgpack.encode(tell())
+    data = msgspec.msgpack.encode(told)
     for start in range(0, len(data), FRAME_FILL_BYTES):
         piece = data[start : start + FRAME_FILL_BYTES]
         yield Answer(question.number, [piece], start + len(piece) == len(data))

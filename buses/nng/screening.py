@@ -8,7 +8,13 @@ from typing import Final
 
 from hear.buses.mailbox import STEM_TOKENS
 from hear.buses.nng.access import MAX_REMEMBERED_STEM
-from hear.buses.nng.frames import MAX_MESSAGE_BYTES, MAX_STEM, Denied, Run
+from hear.buses.nng.frames import (
+    MAX_MESSAGE_BYTES,
+    MAX_SMALL_MESSAGE_BYTES,
+    MAX_STEM,
+    Denied,
+    Run,
+)
 from hear.buses.nng.peers import Peer
 from hear.codec import check_unambiguous, decode
 from hear.errors import LocalProtocolError, RemoteProtocolError
@@ -74,6 +80,14 @@ class Screening:
                 )
                 return []
         if peer.grants.checks_sources:
+            if not stem.startswith("state."):
+                large = [m for m in messages if len(m) > MAX_SMALL_MESSAGE_BYTES]
+                if large:
+                    self.deny(
+                        peer,
+                        f"a message on {stem[:256]} is larger than {MAX_SMALL_MESSAGE_BYTES} bytes",
+                    )
+                    messages = [m for m in messages if len(m) <= MAX_SMALL_MESSAGE_BYTES]
             return [m for m in messages if self._is_own(peer, stem, m)]
         return messages
 

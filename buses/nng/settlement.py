@@ -21,6 +21,7 @@ back, since reliable messages may be meant for them."""
 _RUN_BYTES: Final = 128
 _MESSAGE_BYTES: Final = 64
 _COMPACT: Final = 4_096
+_MAX_KEPT: Final = 16_384  # runs, since whoever comes back has all of them looked through
 
 
 class Settlement:
@@ -50,7 +51,7 @@ class Settlement:
         if not self.waits:
             return
         self._size_bytes += size_bytes + _RUN_BYTES + len(run.messages) * _MESSAGE_BYTES
-        if self._size_bytes > self._max_bytes:
+        if self._size_bytes > self._max_bytes or len(self._log) >= _MAX_KEPT:
             self._begin()  # whoever comes now is told that something is missing
         else:
             self._log.append((run, receipt))

@@ -26,7 +26,7 @@ MAX_KEY_STREAM_BYTES: Final = 1 << 20
 """Most bytes of the streams that all with one key provide, some 16,000 streams."""
 
 _STREAM_BYTES: Final = 32  # what a stream takes beside its letters
-_MAX_WANTS: Final = 65_536
+_MAX_WANTS: Final = 32_768
 _MAX_STREAMS: Final = 4_096
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
 """Most bytes of one snapshot: a reader keeps all its parts until it is whole."""
@@ -101,13 +101,12 @@ class Snapshots:
         return True
 
     def fetch(self, peer: Peer, subscription: int, stem: str) -> None:
-        """A subscription of a peer wants a snapshot of a stream.
-
-        Raises:
-            RemoteProtocolError: it wants more than it may.
-        """
+        """A subscription of a peer wants a snapshot of a stream. If it wants too many already,
+        which may be others' doing, there is none of this one."""
         if peer.num_wants >= _MAX_WANTS:
-            raise RemoteProtocolError(f"more than {_MAX_WANTS} snapshots are asked for")
+            peer.backlog.put(SnapshotFor([subscription], stem, [], True))
+            self._has_to_send(peer)
+            return
         provider = self._providers.get(stem)
         wants = peer.wants.setdefault(None if provider is None else provider.grants, {})
         if (stem, subscription) not in wants:

@@ -51,7 +51,11 @@ def _check(url: str, tls: TlsFiles | None) -> None:
     if scheme != "ipc" and not (host and port.isdecimal() and 0 < int(port) < 65_536):
         raise ConfigError(f"bus {url!r}: expected {scheme}://HOST:PORT, with a port up to 65535")
     if (scheme == "tls+tcp") is (tls is None):
-        more = "needs certificates in the key file" if tls is None else "takes no certificates"
+        more = (
+            "needs certificates, from [tls] in the key file (--key) or the keyring (--keys)"
+            if tls is None
+            else "takes no certificates"
+        )
         raise ConfigError(f"bus {url!r}: {scheme} {more}")
 
 

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 import trio
 
-from hear.connection import make_own_folders
+from hear.connection import check_own_folders, make_own_folders
 from hear.endpoints import is_host, is_port, scheme_of
 from hear.errors import ConfigError, EngineError
 from hear.nursery import unwrapped
@@ -233,8 +233,8 @@ async def connect(endpoint: str) -> AsyncIterator[SimulatedClient]:
         EngineError: nobody listens there.
     """
     address = _parse(endpoint)
-    if address.path:
-        make_own_folders(Path(address.path))
+    if address.path and not check_own_folders(Path(address.path)):
+        raise EngineError(f"{endpoint}: nobody listens there: there is no such folder")
     dial: Callable[[], Awaitable[trio.SocketStream]]
     if address.path:
         dial = partial(trio.open_unix_socket, address.path)

@@ -76,6 +76,12 @@ async def play(
     )
     failed = [turn for turn in run.turns if turn.status == "failed"]
     problems = [problem for problem in run.audit.problems() if "no terminal" not in problem]
+    denied = getattr(bus, "denied", 0)
+    if denied:
+        problems.append(
+            f"the key does not grant all that was said ({denied} reasons, in the log), so policies "
+            "heard less than there was: docs/security.md has keys that do"
+        )
     if failed:
         problems.append(f"{len(failed)} requests failed, the first by {failed[0].reason}")
     return row, problems
@@ -110,7 +116,7 @@ def check_engines(
         raise ConfigError(
             f"no engine on this bus tells tenant {tenant!r} where it takes requests (see: hear "
             "status; an engine tells those that hear run engine --tenant names, and those that it "
-            "has served)"
+            "has served; --tenant says whose requests these are)"
         )
     for name, capabilities in engines.items():
         if capabilities.block_size != workload.block_size:

@@ -72,12 +72,28 @@ def run_all(
 def _start(place: int, run: Run, children: list[_Child]) -> None:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    done = context.Value("q", 0)
-    process = context.Process(target=_child, args=(run, sender, done), daemon=True)
-    with _held_interrupts():
-        process.start()
-        children.append(_Child(place, process, receiver, done))
+    with _safe_path():
+        done = context.Value("q", 0)  # which may start a process too
+        process = context.Process(target=_child, args=(run, sender, done), daemon=True)
+        with _held_interrupts():
+            process.start()
+            children.append(_Child(place, process, receiver, done))
     sender.close()
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have processes that are started look for modules among what is installed alone: Python starts
+    them with ``-c``, and then the folder where one stands would come first."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _wait(children: Sequence[_Child], timeout: float) -> Sequence[object]:

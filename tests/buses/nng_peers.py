@@ -121,7 +121,7 @@ class Peer:
                     hello.session,
                     0,
                     key=key,
-                    proof=handshake.prove_client(bytes.fromhex(secret)),
+                    proof=handshake.prove_client(bytes.fromhex(secret), "", 0),
                     answers=answer.nonce,
                     nonce=nonce,
                 )

@@ -33,8 +33,8 @@ def keyring() -> Keyring:
 def test_a_proof_is_valid_for_its_key_nonce_session_and_name_alone() -> None:
     ring = keyring()
     told = Handshake(new_nonce(), new_nonce(), "a", "session", "name")
-    proof = told.prove_client(bytes.fromhex(SECRET))
-    assert ring.check(told, proof) is not None
+    proof = told.prove_client(bytes.fromhex(SECRET), "hub/1", 7)
+    assert ring.check(told, proof, "hub/1", 7) is not None
     for other in (
         told._replace(key="b"),
         told._replace(key="nobody"),
@@ -44,10 +44,12 @@ def test_a_proof_is_valid_for_its_key_nonce_session_and_name_alone() -> None:
         told._replace(name="another"),
         told._replace(session="sessionn", name="ame"),  # nothing slides over
     ):
-        assert ring.check(other, proof) is None, other
-    assert ring.check(told, b"") is None
-    assert ring.check(told, proof[:-1]) is None
-    assert ring.check(told, told.prove_hub(bytes.fromhex(SECRET), "", False, 0)) is None
+        assert ring.check(other, proof, "hub/1", 7) is None, other
+    assert ring.check(told, b"", "hub/1", 7) is None
+    assert ring.check(told, proof[:-1], "hub/1", 7) is None
+    assert ring.check(told, proof, "hub/2", 7) is None, "what it would go on from is proven too"
+    assert ring.check(told, proof, "hub/1", 8) is None
+    assert ring.check(told, told.prove_hub(bytes.fromhex(SECRET), "", False, 0), "", 0) is None
 
 
 def test_a_hub_proves_the_key_for_one_welcome_alone() -> None:
@@ -94,7 +96,7 @@ def test_names_to_speak_under_are_whole_or_begin_alike() -> None:
 
 def test_a_key_without_sources_speaks_as_itself() -> None:
     told = Handshake(new_nonce(), new_nonce(), "a", "s", "n")
-    found = keyring().check(told, told.prove_client(bytes.fromhex(SECRET)))
+    found = keyring().check(told, told.prove_client(bytes.fromhex(SECRET), "", 0), "", 0)
     assert found is not None
     grants, secret = found
     assert grants.may_be("a")

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 import hear.buses.nng.client as client
-from hear.buses.nng.access import Grant, KeyFile, Keyring
+from hear.buses.nng.access import EVERYTHING, Grant, KeyFile, Keyring
 from hear.buses.nng.backlog import Bounds
 from hear.buses.nng.frames import (
     LINK_VERSION,
@@ -333,7 +333,7 @@ def test_a_hub_whose_count_is_behind_takes_the_member_in_anew(world: World) -> N
     a.enqueue()
     world.run(1.0)
     assert world.hub is not None
-    peer = world.hub._peers.by_session("a-1")
+    peer = world.hub._peers.by_session(EVERYTHING, "a-1")
     assert peer is not None
     peer.link.received -= 1  # as no hub should
     world.break_connection(a, hub_notices=True)

@@ -137,13 +137,18 @@ def test_a_proof_does_not_hold_for_anything_that_was_changed(change: str) -> Non
     assert isinstance(peer.join("x", "acme", SECRETS["acme"]), Refused)
 
 
-def test_nobody_takes_over_the_session_of_another_key() -> None:
+def test_nobody_takes_over_the_session_of_another_key_nor_keeps_it_out() -> None:
+    """Sessions travel in the clear, and who has read one may come first."""
     net = Net(keyring=tenants())
-    net.connect().join("worker", "acme", SECRETS["acme"], session="s")
     thief = net.connect()
-    answer = thief.join("worker", "umbra", SECRETS["umbra"], session="s")
-    assert isinstance(answer, Refused)
-    assert "session is another's" in answer.reason
+    assert isinstance(thief.join("worker", "umbra", SECRETS["umbra"], session="s"), Welcome)
+    answer = net.connect().join("worker", "acme", SECRETS["acme"], session="s")
+    assert isinstance(answer, Welcome)
+    assert not answer.resumed
+    assert net.hub.peers == ["worker", "worker"]
+    other = net.connect().join("another", "acme", SECRETS["acme"], session="s")
+    assert isinstance(other, Refused)
+    assert "session is another's" in other.reason
 
 
 def test_a_name_is_taken_among_the_peers_of_one_key_only() -> None:

@@ -60,7 +60,7 @@ def proven(member: Member, stay: str = "hub/1", nonce: bytes = b"n" * 32) -> Sea
     (hello,) = (wire for wire in said(member) if isinstance(wire, Hello) and wire.proof)
     handshake = Handshake(hello.nonce, nonce, hello.key, hello.session, hello.name)
     secret = bytes.fromhex(KEY.secret)
-    assert hello.proof == handshake.prove_client(secret)
+    assert hello.proof == handshake.prove_client(secret, hello.hub, hello.received)
     proof = handshake.prove_hub(secret, stay, False, 0)
     hear(member, Welcome(LINK_VERSION, stay, False, 0, proof))
     to_hub, to_client = handshake.seals(secret)

@@ -424,7 +424,7 @@ def join(socket: pynng.Pair1, key: KeyFile, name: str) -> Seals:
         session,
         0,
         key=key.name,
-        proof=told.prove_client(secret),
+        proof=told.prove_client(secret, "", 0),
         answers=challenge.nonce,
         nonce=nonce,
     )

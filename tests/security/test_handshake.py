@@ -77,7 +77,7 @@ def test_a_welcome_without_a_challenge_is_none() -> None:
 
 WRONG: dict[str, Callable[[Handshake], bytes]] = {
     "empty": lambda _: b"",
-    "the client's own": lambda told: told.prove_client(ACME),
+    "the client's own": lambda told: told.prove_client(ACME, "", 0),
     "with another secret": lambda told: told.prove_hub(UMBRA, "hub/1", False, 0),
     "of another stay": lambda told: told.prove_hub(ACME, "hub/2", False, 0),
     "of a resumption": lambda told: told.prove_hub(ACME, "hub/1", True, 0),
@@ -165,7 +165,7 @@ def test_a_challenge_makes_a_member_sign_nothing_but_its_own_hello() -> None:
     others = {told.prove_hub(ACME, "", False, 0), *told.seals(ACME)}
     member.receive(encode(Challenge(told.hub_nonce)), 0.0)
     (again,) = [w for d in member.poll(0.0) if isinstance(w := decode(d), Hello) and w.proof]
-    assert again.proof == told.prove_client(ACME)
+    assert again.proof == told.prove_client(ACME, "", 0)
     assert again.proof not in others
 
 
@@ -209,7 +209,7 @@ def proving(told: Handshake, secret: bytes) -> Hello:
         told.session,
         0,
         key=told.key,
-        proof=told.prove_client(secret),
+        proof=told.prove_client(secret, "", 0),
         answers=told.hub_nonce,
         nonce=told.client_nonce,
     )
@@ -253,9 +253,10 @@ def test_another_handshake_over_a_connection_takes_no_session_of_another_key() -
     net = Net(keyring=tenants())
     acme = net.joined("me", "acme")
     other = net.connect()
-    assert isinstance(
-        other.join("me", "umbra", SECRETS["umbra"], session=session_of(acme)), Refused
-    )
+    answer = other.join("me", "umbra", SECRETS["umbra"], session=session_of(acme))
+    assert isinstance(answer, Welcome)
+    assert not answer.resumed, "sessions of two keys have nothing to do with each other"
+    assert net.hub.peers == ["me", "me"]
     acme.put(SECRET)
     assert sum(net.hub.statistics().published.values()) == 1
 

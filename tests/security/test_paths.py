@@ -15,16 +15,17 @@ from typing import Final
 import pytest
 import trio
 
+from hear import cli
 from hear.buses.nng import client
 from hear.buses.nng.access import load_key, load_keyring
 from hear.buses.nng.command import check_reach
 from hear.buses.nng.server import hub
 from hear.config import load_toml
-from hear.connection import cluster_directory, connected, make_own_folders
+from hear.connection import cluster_directory, connected, make_own_folders, run_directory
 from hear.engines.ledger import Ledger
 from hear.engines.simulated import serving
 from hear.engines.simulated.backend import create
-from hear.errors import BusError, ConfigError, PluginError
+from hear.errors import BusError, ConfigError, EngineError, PluginError
 from hear.harnesses.replay.output import check_recording, write_whole
 from hear.intake import Answer
 from hear.messages import Key, OperationOutcome
@@ -607,3 +608,46 @@ def test_that_folder_is_looked_into_only_for_a_policy_that_is_named_by_its_path(
     with pytest.raises(PluginError, match="nothing_like_it"):
         parse("nothing_like_it:Policy")
     assert sys.path[-1] == str(tmp_path)
+
+
+_TRAP = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n"
+
+
+def test_a_replay_imports_nothing_from_where_one_stands(tmp_path: Path) -> None:
+    """Python looks there first for the modules of a process that it starts for a replay."""
+    for module in ("multiprocessing", "random", "trio", "msgspec", "hear"):
+        (tmp_path / f"{module}.py").write_text(_TRAP)
+    hear = str(Path(sys.executable).with_name("hear"))
+    done = subprocess.run(
+        [hear, "replay", "mooncake", "--window", "0:10", "--load", "10", "--policy", "fcfs"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_an_endpoint_that_was_told_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder in the place of the bus's socket would keep its user from ever listening there."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(EngineError, match="nobody listens there"):
+        async with serving.connect(f"sim+unix://{tmp_path}/hear/bus/e.sock"):
+            raise AssertionError
+    assert not (tmp_path / "hear").exists()
+
+
+def test_a_run_directory_is_a_whole_path_without_detours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, expected in (
+        ("relative", f"/tmp/hear-{os.getuid()}"),
+        ("", f"/tmp/hear-{os.getuid()}"),
+        ("/run/../run/user/7", "/run/user/7/hear"),
+    ):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", value)
+        assert run_directory() == Path(expected)
+
+
+def test_no_option_is_taken_for_another_that_begins_alike() -> None:
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(cli.main(["run", "bus", "--key", "keyring.toml"]))
+    assert ended.value.code == 2
