@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from hear.codec import UNREADABLE
 from hear.connection import make_own_folders
 from hear.errors import ConfigError
 from hear.intake import Answer
@@ -160,7 +161,7 @@ class Ledger:
                 break
             try:
                 entry = _decoder.decode(data[at + _LENGTH_BYTES : end])
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise ConfigError(
                     f"ledger {self.path}: no entry of a ledger at byte {at}: {error}"
                 ) from error

@@ -16,6 +16,10 @@ from hear.messages.intent import Intent
 from hear.messages.outcome import Outcome
 from hear.messages.state import State
 
+# RecursionError: a newer field may hold anything, so also a million arrays one inside the other.
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What a decoder of msgspec raises on bytes that it cannot read, whoever sent or wrote them."""
+
 
 class Kind(NamedTuple):
     """What is known of one kind of message."""
@@ -55,8 +59,6 @@ KINDS: Final[dict[str, Kind]] = _kinds()
 """Every kind of message that this version knows, by name."""
 
 _BY_TYPE: Final[dict[type[Message], Kind]] = {kind.type: kind for kind in KINDS.values()}
-# RecursionError: a newer field may hold anything, so also a million arrays one inside the other.
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 _envelope_decoder = msgspec.msgpack.Decoder(Envelope)
 
@@ -109,7 +111,7 @@ def decode(frame: bytes | memoryview) -> Envelope:
     """
     try:
         return _envelope_decoder.decode(frame)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"not an envelope ({len(frame)} bytes): {error}") from error
 
 
@@ -139,7 +141,7 @@ def check_unambiguous(frame: bytes) -> int:
         if small and _encoder.encode(_plain_decoder.decode(frame)) == frame:
             return 0
         return _check_maps(frame, _MAX_DEPTH if small else _MAX_DEPTH_OF_LARGE)
-    except (*_UNREADABLE, TypeError, OverflowError, IndexError) as error:
+    except (*UNREADABLE, TypeError, OverflowError, IndexError) as error:
         raise RemoteProtocolError(f"not an envelope ({len(frame)} bytes): {error}") from error
 
 
@@ -206,7 +208,7 @@ def open_body(envelope: Envelope) -> Message | None:
         return None
     try:
         return kind.decoder.decode(envelope.body)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(
             f"message {envelope.id!r:.80} from {envelope.source!r:.80}: not a readable "
             f"{envelope.kind}: {error}"

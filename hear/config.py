@@ -7,12 +7,16 @@ import re
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
+from msgspec import Meta
 
 from hear.errors import ConfigError
 from hear.plugins import nearest
+
+Line = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
+"""A text without control characters: no path and no argument of a process can hold all of them."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `\$\.?(?P<at>.*)`)?")
@@ -44,7 +48,7 @@ def parse_toml(path: Path, text: str, type_: type[_T]) -> _T:
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers and nesting without end
         raise ConfigError(f"{path}: not TOML: {error}") from error
     try:
         return msgspec.convert(data, type_)

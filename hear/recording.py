@@ -20,6 +20,7 @@ from hear import codec
 from hear.delivery import Arrival, GapDetector
 from hear.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from hear.messages import Envelope
+from hear.messages.envelope import MAX_S, Time
 from hear.subjects import stem_of
 
 MAGIC: Final = b"\x89HEAR\r\n\x1a"
@@ -43,7 +44,7 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a recording says of itself. ``started_s`` is a time on the clock of the bus."""
 
     version: int = FORMAT_VERSION
-    started_s: float = 0.0
+    started_s: Time = 0.0
     bus: str = ""
     clock: Literal["unix", "virtual"] = "unix"
     patterns: tuple[str, ...] = (">",)
@@ -193,7 +194,9 @@ class Recording:
         needles = [text.encode(errors="surrogatepass") for text in naming]
         decode = codec.decode
         for what, time_s, body in self._whole:
-            if what == _MESSAGE:
+            if not -MAX_S <= time_s <= MAX_S:
+                self.unreadable += 1
+            elif what == _MESSAGE:
                 if needles:
                     for needle in needles:
                         if needle in body:
@@ -209,7 +212,7 @@ class Recording:
             elif what == _NOTE:
                 try:
                     note = _note_decoder.decode(body[_PREFIX.size :])
-                except (msgspec.MsgspecError, UnicodeDecodeError):
+                except codec.UNREADABLE:
                     self.unreadable += 1
                     continue
                 yield Noted(time_s, note)
@@ -242,7 +245,7 @@ class Recording:
             raise ConfigError(f"{self.name}: does not begin with the header of a recording")
         try:
             header = _header_decoder.decode(body[_PREFIX.size :])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except codec.UNREADABLE as error:
             raise ConfigError(f"{self.name}: its header cannot be read: {error}") from error
         if header.version > FORMAT_VERSION:
             raise ConfigError(

@@ -26,6 +26,7 @@ from hear.messages import (
     RequestOutcome,
     ReuseExpected,
 )
+from hear.messages.envelope import Time
 from hear.operation import Operation
 
 if TYPE_CHECKING:
@@ -299,10 +300,10 @@ class InferenceResult:
     """
 
     outcome: RequestOutcome
-    sent_s: float
-    started_s: float
-    first_token_s: float
-    finished_s: float
+    sent_s: Time
+    started_s: Time
+    first_token_s: Time
+    finished_s: Time
     text: str = ""
     token_ids: Sequence[int] = ()
 

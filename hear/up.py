@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from hear import plugins
 from hear.cli import Command
-from hear.config import load_toml, where
+from hear.config import Line, load_toml, where
 from hear.connection import (
     NAME,
     check_url,
@@ -46,7 +46,8 @@ _HEAR: Final = (sys.executable, "-P", "-m", "hear.cli")
 _OF_SIMULATED: Final = ("profile", "block_size")
 _OF_LAUNCHED: Final = ("model", "options", "cpu_tier_gib")
 _Name = Annotated[str, Meta(pattern=rf"^{NAME}\Z")]  # $ would let a line end pass
-_Tenant = Annotated[str, Meta(min_length=1, max_length=256)]
+_Tenant = Annotated[Line, Meta(min_length=1, max_length=256)]
+_Option = Annotated[str, Meta(pattern=r"^[^\x00]*\Z")]  # JSON may have lines
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,12 +59,12 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     name: _Name | None = None
-    kind: str = "simulated"
-    endpoint: str | None = None
-    profile: str | None = None
+    kind: Line = "simulated"
+    endpoint: Line | None = None
+    profile: Line | None = None
     block_size: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-    model: str | None = None
-    options: tuple[str, ...] | None = None
+    model: Line | None = None
+    options: tuple[_Option, ...] | None = None
     cpu_tier_gib: Annotated[float, Meta(gt=0)] | None = None
     tenants: tuple[_Tenant, ...] | None = None
     """Who is told of it before their first request; by default, the tenants of all policies."""
@@ -72,7 +73,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One ``[[policy]]``. A higher rank prevails in arbitration; without one, the earlier does."""
 
-    policy: str
+    policy: Line
     name: _Name | None = None
     rank: int | None = None
     tenant: _Tenant = DEFAULT_TENANT
@@ -81,13 +82,13 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cluster."""
 
-    bus: str | None = None
-    keys: str | None = None
+    bus: Line | None = None
+    keys: Line | None = None
     """Keyring of the hub, and with it ``key``: the key of the parts that are started here."""
-    key: str | None = None
+    key: Line | None = None
     without_keys: bool = False
     """Let the hub listen where others reach it, without keys: they may do everything."""
-    state: str | None = None
+    state: Line | None = None
     """Folder for what has to survive a restart; by default beside the sockets."""
     engine: tuple[EngineConfig, ...] = ()
     policy: tuple[PolicyConfig, ...] = ()
@@ -144,7 +145,7 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
     state = base / config.state if config.state else cluster_directory(url) / "state"
     if (config.keys is None) is not (config.key is None):
         raise ConfigError(f"{path}: keys and key go together: one for the hub, one for the parts")
-    key = [] if config.key is None else ["--key", str(base / config.key)]
+    key = [] if config.key is None else [f"--key={base / config.key}"]
     names = engine_names(config)
     policies = _policies(config, path)
     taken = {_BUS: "part of every cluster"}
@@ -153,17 +154,18 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
             at = _at(path, f"{kind}[0].name")
             raise ConfigError(f"{at}: two parts are named {name!r}: {taken[name]}, and {kind}")
         taken[name] = kind
-    keys = [] if config.keys is None else ["--keys", str(base / config.keys)]
+    keys = [] if config.keys is None else [f"--keys={base / config.keys}"]
     keys += ["--without-keys"] if config.without_keys else []
-    parts = [_part(_BUS, ["--bus", url, *keys])]
+    parts = [_part(_BUS, [f"--bus={url}", *keys])]
     ranks = ",".join(f"{name}={rank}" for name, rank, _ in policies)
     for place, (name, engine) in enumerate(zip(names, config.engine, strict=True)):
-        # What all kinds are told in the same words.
-        joining = ["--bus", url, *key]
-        joining += ["--endpoint", engine.endpoint] if engine.endpoint else []
-        joining += ["--ranks", ranks] if ranks else []
+        # What all kinds are told in the same words. A value is part of its option's word, so that
+        # none that begins with a hyphen is taken for an option.
+        joining = [f"--bus={url}", *key]
+        joining += [f"--endpoint={engine.endpoint}"] if engine.endpoint else []
+        joining += [f"--ranks={ranks}"] if ranks else []
         for tenant in _tenants(engine, config):
-            joining += ["--tenant", tenant]
+            joining += [f"--tenant={tenant}"]
         launched = engine.kind in plugins.names("launchers")
         kinds = [*plugins.names("engines"), *plugins.names("launchers")]
         if engine.kind not in kinds:
@@ -181,10 +183,10 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
                 raise ConfigError(f"{_at(path, f'engine[{place}].kind')}: {error}") from error
             parts.append(Part(name, (*_HEAR, *command)))
         else:
-            ledger = ["--ledger", str(state / f"{name}.ledger")]
+            ledger = [f"--ledger={state / name}.ledger"]
             parts.append(_part("engine", [*_simulated(engine, name), *joining, *ledger], name))
     for (name, _, spec), policy in zip(policies, config.policy, strict=True):
-        arguments = [spec, "--name", name, "--bus", url, *key, "--tenant", policy.tenant]
+        arguments = [spec, f"--name={name}", f"--bus={url}", *key, f"--tenant={policy.tenant}"]
         parts.append(_part("policy", arguments, name))
     return url, parts
 
@@ -195,8 +197,10 @@ def _simulated(engine: EngineConfig, name: str) -> list[str]:
     # Made once here, so that what cannot be used is said before anything starts.
     plugins.load_installed("engines", engine.kind)(profile, block_size=block_size, name=name)
     return [
-        *(name, "--kind", engine.kind, "--profile", profile),
-        *("--block-size", str(block_size)),
+        name,
+        f"--kind={engine.kind}",
+        f"--profile={profile}",
+        f"--block-size={block_size}",
     ]
 
 

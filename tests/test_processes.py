@@ -172,7 +172,7 @@ async def test_engines_tell_where_they_take_requests_and_serve_them_and_say_so(
         )
         statuses = [m.status for _, m in said(heard, "request_outcome")]  # type: ignore[union-attr]
         assert statuses == ["accepted", "completed"]
-    assert alive(f"--bus {c.url}") == []
+    assert alive(f"--bus={c.url}") == []
 
 
 @run_on_shared_clock
@@ -199,7 +199,7 @@ async def test_parts_that_are_killed_come_back_and_the_others_find_them(tmp_path
     async with cluster(tmp_path) as c:
         before = {e.epoch for e in await c.bus.history([">"]) if e.source == "engine0"}
         for part in ("run bus", "run engine engine0"):
-            (pid,) = alive(f"{part} .*--bus {c.url}")
+            (pid,) = alive(f"{part} .*--bus={c.url}")
             os.kill(pid, signal.SIGKILL)
         heard = await c.until(
             "a new engine0",

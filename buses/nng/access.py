@@ -16,7 +16,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from hear.buses.nng.frames import NONCE_BYTES
-from hear.config import parse_toml, where
+from hear.config import Line, parse_toml, where
 from hear.errors import ConfigError, ProtocolError
 from hear.own_files import read_own
 from hear.subjects import Pattern
@@ -27,22 +27,23 @@ DEFAULT_MEMORY_MIB: Final = 96
 MAX_REMEMBERED_STEM: Final = 256
 """Longest stem, in letters, of which an answer is remembered."""
 _MAX_REMEMBERED: Final = 16_384
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Certificates in PEM: whom to trust, and who one is. Relative paths start at the file."""
 
-    authority: str
-    certificate: str
+    authority: Line
+    certificate: Line
     """Certificate and private key, one after the other in one file."""
-    server_name: str | None = None
+    server_name: Line | None = None
     """Name in the certificate of the hub, if it is not the one in its address."""
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one who joins holds: ``hear ... --key FILE``."""
 
-    name: str
+    name: _Name
     secret: str
     """At least 16 bytes, in hexadecimal."""
     tls: TlsFiles | None = None
@@ -51,7 +52,7 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Grant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key at the hub, and the subjects that it may publish and hear, as patterns."""
 
-    name: str
+    name: _Name
     secret: str
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ from hear.buses.nng.questions import parse
 from hear.buses.nng.readers import NngSubscription, Readers
 from hear.buses.nng.wire import ClientWire
 from hear.clock import new_epoch
-from hear.codec import decode, encode
+from hear.codec import UNREADABLE, decode, encode
 from hear.errors import BusError, LocalProtocolError, RemoteProtocolError
 from hear.messages import Envelope
 from hear.nursery import unwrapped
@@ -234,10 +234,14 @@ class NngBus(trio.abc.AsyncResource):
         """What has passed through the hub, and how each subscription of each process fares.
 
         Raises:
-            BusError: the bus is closed, or the hub did not answer in time.
+            BusError: the bus is closed, or the hub did not answer in time, or not in a form that
+                can be read.
         """
         answer = b"".join(await self._ask("statistics", []))
-        return msgspec.msgpack.decode(answer, type=BusStatistics)
+        try:
+            return msgspec.msgpack.decode(answer, type=BusStatistics)
+        except UNREADABLE as error:
+            raise BusError(f"the hub's statistics cannot be read: {error}") from error
 
     async def _ask(self, about: str, patterns: list[str]) -> list[bytes]:
         if self._closed:

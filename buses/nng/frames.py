@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from hear.codec import UNREADABLE
 from hear.errors import LocalProtocolError, RemoteProtocolError
 
 LINK_VERSION: Final = 2
@@ -296,7 +297,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Wire)
 _item_decoder = msgspec.msgpack.Decoder(Item)
 _array_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError)
+_UNREADABLE = (*UNREADABLE, MemoryError)
 
 
 def encode(frame: Wire) -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 
 from hear.blocks import HASH_BYTES
 from hear.buses.tap.reading import Reading
+from hear.codec import UNREADABLE
 from hear.escaping import to_json
 from hear.subjects import subject
 
@@ -103,7 +104,7 @@ def _plain(value: Any, all_hashes: bool) -> Any:
 def _raw_fields(raw: msgspec.Raw) -> Any:
     try:
         return _foreign(msgspec.msgpack.decode(raw), 0)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except (*UNREADABLE, ValueError):
         return None
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from hear.blocks import HASH_BYTES
+from hear.codec import UNREADABLE
 from hear.messages import (
     Admit,
     BlocksCleared,
@@ -78,7 +79,7 @@ def say_unknown(envelope: Envelope) -> str:
         return known
     try:
         fields = msgspec.msgpack.decode(raw)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except (*UNREADABLE, ValueError):
         return f"{known}, not readable as MessagePack"
     if isinstance(fields, dict):
         shown = " ".join(f"{k}={v!r}" for k, v in fields.items() if k != "kind")

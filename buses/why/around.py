@@ -4,6 +4,8 @@ Opens only bodies that can matter, and holds nothing that grows with what is hea
 needed of requests that have not ended.
 """
 
+from contextlib import suppress
+
 from hear.blocks import unpack
 from hear.buses.why.facts import Blocks
 from hear.buses.why.line import ORDERING, Line, opened_body
@@ -150,7 +152,8 @@ class Around:
             case ResidencyChanged():
                 self._change_residence(message, arrival, envelope)
             case ResidencySnapshot():
-                self.residence.replace(message.chains, message.part, message.parts, time_s)
+                with suppress(RemoteProtocolError):
+                    self.residence.replace(message.chains, message.part, message.parts, time_s)
             case ResidencyPartial():
                 self._lose_cache(time_s, f"{self._engine} lost sight of a part of its cache")
             case PressureReported():

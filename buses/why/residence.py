@@ -36,6 +36,7 @@ class Residence:
         self._tiers: dict[int, set[str]] = {}
         self._unexplained: tuple[float, int, set[int]] | None = None
         self._prefix: int | None = 0
+        self._next_part = 0
         self._before: tuple[float, int, int, float | None] = -1.0, 0, 0, None
 
     @property
@@ -54,23 +55,36 @@ class Residence:
         self._tiers.clear()
         self._prefix = None
         self.known = False
+        self._next_part = 0
 
     def replace(self, chains: Iterable[BlocksStored], part: int, parts: int, time_s: float) -> None:
-        """A part of a snapshot; the first one drops what was held."""
+        """A part of a snapshot; the first one drops what was held.
+
+        Raises:
+            RemoteProtocolError: it cannot be read; nothing was changed.
+        """
+        held = [(chain.tier, unpack(chain.prefix_hashes)) for chain in chains]
         if part == 0:
             self.forget()
-        for chain in chains:
-            self._store(chain, time_s)
+        elif part != self._next_part:
+            return  # a part before it was not read, so the whole of it is not known
+        self._next_part = part + 1
+        for tier, hashes in held:
+            self._store(tier, hashes, time_s)
         self.known = part + 1 >= parts
 
     def change(self, changes: Iterable[BlockChange], time_s: float) -> None:
-        """Changes, in the order in which they happened."""
+        """Changes, in the order in which they happened.
+
+        Raises:
+            RemoteProtocolError: one cannot be read.
+        """
         self.explain(time_s)
         self._before = time_s, self.prefix, self.most, self.most_s
         before = len(self.evicted)
         for change in changes:
             if isinstance(change, BlocksStored):
-                self._store(change, time_s)
+                self._store(change.tier, unpack(change.prefix_hashes), time_s)
             elif isinstance(change, BlocksRemoved):
                 blocks = self._wanted.intersection(unpack(change.prefix_hashes))
                 self._remove(change.tier, blocks, time_s)
@@ -123,12 +137,12 @@ class Residence:
             evicted=tuple(self.evicted),
         )
 
-    def _store(self, chain: BlocksStored, time_s: float) -> None:
-        found = self._wanted.intersection(unpack(chain.prefix_hashes))
+    def _store(self, tier: str, hashes: Sequence[int], time_s: float) -> None:
+        found = self._wanted.intersection(hashes)
         if not found:
             return
         for block in found:
-            self._tiers.setdefault(block, set()).add(chain.tier)
+            self._tiers.setdefault(block, set()).add(tier)
         self._prefix = None
         if self.prefix >= self.most:
             self.most, self.most_s = self.prefix, time_s

@@ -21,6 +21,7 @@ import msgspec
 import structlog
 import trio
 
+from hear.codec import UNREADABLE
 from hear.connection import check_own_folders, make_own_folders
 from hear.endpoints import is_host, is_port, scheme_of
 from hear.errors import ConfigError, EngineError
@@ -149,7 +150,7 @@ async def _converse(engine: InferenceClient, stream: trio.SocketStream) -> None:
             nursery.cancel_scope.cancel()
     except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
         pass  # the client hung up
-    except* (msgspec.MsgspecError, EngineError) as group:
+    except* (*UNREADABLE, EngineError) as group:
         _log.warning("request.unreadable", error=str(group.exceptions[0]))
 
 
@@ -181,6 +182,7 @@ class SimulatedClient:
         self._waiting: dict[int, trio.Event] = {}
         self._results: dict[int, tuple[InferenceResult | None, str]] = {}
         self._gone = False
+        self._why = "the engine has hung up"
 
     async def generate(self, request: InferenceRequest) -> InferenceResult:
         """Send a request and wait for its last token, or for its refusal.
@@ -189,7 +191,7 @@ class SimulatedClient:
             EngineError: the engine refuses the request as such, or has gone.
         """
         if self._gone:
-            raise EngineError(f"{self._endpoint}: the engine has hung up")
+            raise EngineError(f"{self._endpoint}: {self._why}")
         number = next(self._numbers)
         event = self._waiting[number] = trio.Event()
         try:
@@ -200,7 +202,7 @@ class SimulatedClient:
             raise EngineError(f"{self._endpoint}: the engine has hung up") from error
         finally:
             del self._waiting[number]
-        result, why = self._results.pop(number, (None, "the engine has hung up"))
+        result, why = self._results.pop(number, (None, self._why))
         if result is None:
             raise EngineError(f"{self._endpoint}: request {request.id!r}: {why}")
         return result
@@ -216,7 +218,8 @@ class SimulatedClient:
                     self._waiting[number].set()
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, EngineError):
             pass
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
+            self._why = f"an answer that cannot be read: {error}"
             _log.warning("result.unreadable", endpoint=self._endpoint, error=str(error))
         finally:
             self._gone = True

@@ -241,7 +241,7 @@ def _take(own: OwnRequest, line: str, on_first: Callable[[], None]) -> bool:
                 if own.first_token_s is None:
                     own.first_token_s = own.last_token_s
                     on_first()
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return False
     return True
 

@@ -10,9 +10,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from hear.codec import UNREADABLE
 from hear.engines.vllm.hashing import SCHEMES, low64, prefix_hashes
 from hear.engines.vllm.holdings import CPU, GPU, Cleared, Event, Removed, Stored, salts_among
 from hear.errors import RemoteProtocolError
+from hear.messages.envelope import Time
 
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 _SEQ_BYTES: Final = 8
@@ -64,7 +66,7 @@ class _ClearedArray(_Cleared, tag="AllBlocksCleared", array_like=True, gc=False)
 
 
 class _Batch(msgspec.Struct, array_like=True, gc=False):
-    ts: float
+    ts: Time
     events: list[msgspec.Raw]
 
 
@@ -73,7 +75,6 @@ _maps = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
 _arrays = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 _tokens = msgspec.msgpack.Decoder(list[int])
 _keys = msgspec.msgpack.Decoder(list[list[Any] | None] | None)
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Batch(NamedTuple):
@@ -113,7 +114,7 @@ def _name_of(event: msgspec.Raw) -> str:
     """
     try:
         decoded = msgspec.msgpack.decode(event)
-    except (*_UNREADABLE, ValueError) as error:
+    except (*UNREADABLE, ValueError) as error:
         raise RemoteProtocolError(f"a KV event that cannot be read: {error}") from error
     name = None
     if isinstance(decoded, dict):
@@ -163,7 +164,7 @@ class EventReader:
             return None
         try:
             batch = _batches.decode(payload)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise RemoteProtocolError(f"a batch of KV events: {error}") from error
         events: list[Event] = []
         first = None
@@ -178,7 +179,7 @@ class EventReader:
         event: _Stored | _Removed | _Cleared
         try:
             event = (_maps if _is_map(raw) else _arrays).decode(raw)
-        except _UNREADABLE:
+        except UNREADABLE:
             self._leave_out(f"type {_name_of(raw):.40}")
             return None
         if isinstance(event, _Cleared):
@@ -222,7 +223,7 @@ class EventReader:
             salt = keys[0][0]
         try:
             tokens = _tokens.decode(event.token_ids)[: self._block_size]
-        except _UNREADABLE:
+        except UNREADABLE:
             return None
         whole = len(tokens) == self._block_size and all(0 <= t < 1 << 32 for t in tokens)
         return FirstBlock(hashes[0], tokens, salt) if hashes and whole else None
@@ -232,5 +233,5 @@ def _keys_of(event: _Stored) -> list[Any]:
     """The extra keys of an event's blocks; none where they are not as they should be."""
     try:
         return _keys.decode(event.extra_keys) or []
-    except _UNREADABLE:
+    except UNREADABLE:
         return []

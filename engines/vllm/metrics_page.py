@@ -5,6 +5,7 @@ Owns vLLM's names of metrics, and nothing else does.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -85,6 +86,8 @@ def read_page(text: str, where: str) -> MetricsPage:
         for family in text_string_to_metric_families(lines):
             for sample in family.samples:
                 name, value = sample.name, sample.value
+                if not isfinite(value):
+                    raise ValueError(f"{name} is {value}, expected a finite number")
                 if "engine" in sample.labels:
                     engines.add(sample.labels["engine"])
                 if name in _GAUGES or name in _COUNTERS:

@@ -125,7 +125,7 @@ def _is_value(word: str) -> bool:
 def _parse(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ConfigError(f"{name}: got {text!r}, expected a JSON object")
@@ -136,7 +136,7 @@ def _put(into: dict[str, Any], keys: Sequence[str], text: str) -> None:
     value: Any
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = text
     for key in keys[:-1]:
         below = into.get(key)
@@ -156,7 +156,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read: {error.strerror}") from error
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path}: is not YAML: {error}") from error
     if not isinstance(read, dict):
         raise ConfigError(f"--config {path}: expected options and their values")

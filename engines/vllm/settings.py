@@ -7,6 +7,7 @@ import msgspec
 from hear.connection import check_name, check_url
 from hear.errors import ConfigError
 from hear.messages import DEFAULT_TENANT
+from hear.messages.envelope import Seconds
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,8 +25,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tenants: tuple[str, ...] = (DEFAULT_TENANT,)
     endpoint: str = ""
     ledger: str | None = None
-    max_lease_s: float = 3600.0
-    retention_decay_s: float = 400.0
+    max_lease_s: Seconds = 3600.0
+    retention_decay_s: Seconds = 400.0
 
 
 def settings_of(additional_config: object) -> Settings:

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from hear.codec import UNREADABLE
 from hear.errors import ConfigError
 from hear.harnesses.replay.output import write_whole
 from hear.harnesses.replay.workload import Session, Turn, Workload, poisson_arrivals
@@ -185,7 +186,7 @@ def load(path: Path) -> tuple[Script, ...]:
         scripts = msgspec.json.decode(path.read_bytes(), type=tuple[Script, ...])
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{path}: holds no workload of hear bench: {error}") from error
     if not scripts:
         raise ConfigError(f"{path}: holds no workload, expected at least one")

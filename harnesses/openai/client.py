@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 import trio
 
+from hear.codec import UNREADABLE
 from hear.errors import ConfigError, EngineError, LocalProtocolError, RemoteProtocolError
 from hear.harnesses.openai import dialect
 from hear.harnesses.openai.events import EventReader
@@ -79,7 +80,7 @@ async def _choose(address: Address, headers: dict[str, str], model: str | None) 
         raise EngineError(f"{address}/models: answers {answer.status}: {dialect.failure(data)}")
     try:
         models = msgspec.json.decode(data, type=dialect.Models).data
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise EngineError(
             f"{address}/models: answers not as a server of OpenAI's protocol does: {error}"
         ) from error

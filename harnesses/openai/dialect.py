@@ -11,7 +11,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, field
 
+from hear.codec import UNREADABLE
 from hear.errors import LocalProtocolError, RemoteProtocolError
+from hear.messages.envelope import Count, Seconds
 from hear.seams import InferenceRequest
 
 COMPLETIONS: Final = "completions"
@@ -47,17 +49,17 @@ class _Choice(Struct, frozen=True):
 
 
 class _PromptDetails(Struct, frozen=True):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class _Usage(Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Metrics(Struct, frozen=True):
-    queue_time_ms: float | None = None
+    queue_time_ms: Seconds | None = None
 
 
 class _Chunk(Struct, frozen=True):
@@ -108,7 +110,7 @@ class Answer(Struct):
         """
         try:
             chunk = _chunks.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise RemoteProtocolError(
                 f"an event that cannot be read: {_short(data.decode(errors='replace'))} ({error})"
             ) from error
@@ -178,7 +180,7 @@ def failure(data: bytes) -> str:
     """What a server says in the body of an error."""
     try:
         said = _failures.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return _short(data.decode(errors="replace")) or "and nothing more"
     return _message(said.error or said.message or said.detail or "nothing more")
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hear.codec import UNREADABLE
 from hear.errors import ConfigError
 from hear.escaping import cell
 
@@ -50,7 +51,7 @@ def read_lines(path: Path | Traversable, type_: type[_T]) -> Iterator[tuple[int,
                     row = decoder.decode(line)
                 except msgspec.ValidationError as error:
                     raise ConfigError(f"{path}:{number}: {_explain(line, str(error))}") from error
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                except UNREADABLE as error:
                     raise ConfigError(
                         f"{path}:{number}: got {_short(line.decode(errors='replace').strip())}, "
                         f"expected one JSON object ({error})"
@@ -78,7 +79,7 @@ def _explain(line: bytes, message: str) -> str:
         expected = "one of the known values"
     try:
         value: Any = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # in what the type leaves unread
+    except UNREADABLE:  # in what the type leaves unread
         return f"{where}{wanted}"
     for step in _STEP.finditer(steps):
         value = value[step["key"]] if step["key"] else value[int(step["index"])]

@@ -14,7 +14,7 @@ import trio
 from hear.clock import new_epoch
 from hear.cluster import POOL, Cluster
 from hear.codec import open_body
-from hear.errors import ConfigError, EngineError
+from hear.errors import ConfigError, EngineError, RemoteProtocolError
 from hear.harnesses.dispatcher import Dispatcher
 from hear.harnesses.reaching import Reach, client_of
 from hear.harnesses.replay.metrics import make_row
@@ -29,6 +29,9 @@ _log = structlog.get_logger("hear.play")
 
 LOOK_S: Final = 2.0
 """Time in which engines may tell of themselves."""
+
+MAX_ENGINES: Final = 1_024
+"""Most engines that are played on: anyone who may say state can make names of engines."""
 
 
 async def play(
@@ -97,9 +100,17 @@ async def find_engines(
         with trio.move_on_after(within_s):
             while True:
                 for envelope in await subscription.receive():
-                    message = open_body(envelope)
+                    try:
+                        message = open_body(envelope)
+                    except RemoteProtocolError:
+                        continue
                     engine = envelope.key.engine
-                    if isinstance(message, CapabilitiesReported) and engine and message.endpoint:
+                    if (
+                        isinstance(message, CapabilitiesReported)
+                        and engine
+                        and message.endpoint
+                        and (engine in found or len(found) < MAX_ENGINES)
+                    ):
                         found[engine] = message
     return dict(sorted(found.items()))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hear.messages.envelope import Message, Seconds
+from hear.messages.envelope import Message, Seconds, Time
 
 Force = Literal["preference", "requirement"]
 Axis = Literal["order", "wait", "retention", "placement", "admission", "route", "mode", "none"]
@@ -28,7 +28,7 @@ class Control(Message, frozen=True, kw_only=True):
     """
 
     force: Force = "preference"
-    deadline_s: float | None = None
+    deadline_s: Time | None = None
     fallback: tuple[str, ...] = ()
     reason: str = ""
     engine_epoch: int | None = None

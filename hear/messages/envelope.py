@@ -4,7 +4,7 @@ The envelope can be read without its body: a tap, a filter or an older peer need
 Neither it nor its key can be part of a cycle, so the garbage collector need not look at them.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Raw, Struct
 
@@ -16,8 +16,17 @@ Category = Literal["intent", "control", "state", "outcome"]
 
 DEFAULT_TENANT = "default"
 
+MAX_S: Final = 1e12
+"""Farthest time, and longest span. A bound keeps NaN and the infinities out, with which no reader
+can reckon or wait; with this one microseconds still fit into 64 bits."""
+
+MAX_NUMBER: Final = 1e18
+"""Largest number that is neither a time nor a share."""
+
 Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(ge=0.0)]
+Seconds = Annotated[float, Meta(ge=0.0, le=MAX_S)]
+Time = Annotated[float, Meta(ge=-MAX_S, le=MAX_S)]
+Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
@@ -50,7 +59,7 @@ class Envelope(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     source: str
     epoch: int
     seq: int
-    time_s: float
+    time_s: Time
     tenant: str = DEFAULT_TENANT
     category: str
     kind: str

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hear.messages.envelope import Count, Message, Seconds
+from hear.messages.envelope import Count, Message, Number, Seconds, Time
 
 
 class BlocksStored(Message, frozen=True, kw_only=True, tag="stored"):
@@ -67,7 +67,7 @@ class WaitingRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     request: str
     context: str | None = None
-    since_s: float
+    since_s: Time
     priority: int = 0
     protected: bool = False
     held: bool = False
@@ -162,10 +162,10 @@ class CostsReported(Message, frozen=True, kw_only=True, tag="costs_reported"):
     """What work costs on this engine: measured on it (calibrated) or derived (estimated)."""
 
     basis: Literal["calibrated", "estimated"]
-    prefill_tokens_per_s: float
-    decode_step_s: float
-    kv_bytes_per_token: float
-    load_bytes_per_s: float = 0.0
+    prefill_tokens_per_s: Number
+    decode_step_s: Time
+    kv_bytes_per_token: Number
+    load_bytes_per_s: Number = 0.0
 
 
 State = (

@@ -20,11 +20,12 @@ from hear.messages import (
     ResidencyChanged,
     Step,
 )
+from hear.messages.envelope import MAX_S
 from tests.hear.builders import envelope
 from tests.hear.strategies import keys, messages, names
 
 
-@given(messages, keys, names, st.integers(0, 2**63), st.floats(allow_nan=False))
+@given(messages, keys, names, st.integers(0, 2**63), st.floats(-MAX_S, MAX_S))
 def test_every_message_comes_back_as_it_was(
     message: Message, key: Key, source: str, seq: int, time_s: float
 ) -> None:

@@ -1,6 +1,6 @@
 """The engine's side: what becomes of each control, one rule of the protocol at a time."""
 
-from math import nan
+from math import inf, nan
 
 import msgspec
 import pytest
@@ -235,11 +235,16 @@ def test_a_control_for_another_engine_is_rejected(desk: Desk) -> None:
     assert ids(step.apply) == ["b"]
 
 
-@pytest.mark.parametrize("deadline_s", [9.0, 10.0, nan])
-def test_a_deadline_that_is_over_or_no_time_is_rejected(desk: Desk, deadline_s: float) -> None:
+@pytest.mark.parametrize(
+    ("deadline_s", "reason"),
+    [(9.0, "deadline_passed"), (10.0, "deadline_passed"), (nan, "malformed"), (inf, "malformed")],
+)
+def test_a_deadline_that_is_over_or_no_time_is_rejected(
+    desk: Desk, deadline_s: float, reason: str
+) -> None:
     desk.now = 10.0
     step = desk.send("a", Prioritise(priority=1, deadline_s=deadline_s), request="r")
-    assert said(step) == [("a", "rejected", "deadline_passed")]
+    assert said(step) == [("a", "rejected", reason)]
 
 
 def test_beyond_its_limit_the_engine_is_overloaded_but_still_lets_go() -> None:

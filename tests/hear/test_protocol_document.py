@@ -18,6 +18,7 @@ from hear import delivery, intake
 from hear.codec import KINDS
 from hear.delivery import SNAPSHOT_KINDS
 from hear.messages import AXES, SCHEMA_VERSION, Control, Envelope, Key, Message
+from hear.messages.envelope import MAX_NUMBER, MAX_S
 from hear.operation import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,8 @@ def described(type_: inspect.Type) -> str:
             return "uint" if low == 0 else "int"
         case inspect.FloatType(ge=low, gt=above, le=high):
             lower = ">= 0" if low == 0 else "> 0" if above == 0 else ""
-            bounds = ", ".join(filter(None, [lower, "" if high is None else f"<= {high:g}"]))
+            upper = "" if high in (MAX_S, MAX_NUMBER) else f"<= {high:g}"
+            bounds = ", ".join(filter(None, [lower, upper]))
             return f"float {bounds}".strip()
         case inspect.StrType():
             return "str"

@@ -18,7 +18,8 @@ def planned(tmp_path: Path, text: str) -> tuple[str, dict[str, Part]]:
 
 
 def option(part: Part, name: str) -> str:
-    return part.command[part.command.index(name) + 1]
+    (value,) = (w.removeprefix(f"{name}=") for w in part.command if w.startswith(f"{name}="))
+    return value
 
 
 def test_the_default_is_a_bus_two_engines_and_two_policies() -> None:
@@ -120,7 +121,7 @@ def test_policies_name_the_tenants_that_engines_tell_from_the_start(tmp_path: Pa
 
     def told(name: str) -> list[str]:
         words = parts[name].command
-        return [words[at + 1] for at, word in enumerate(words) if word == "--tenant"]
+        return [w.partition("=")[2] for w in words if w.startswith("--tenant=")]
 
     assert told("engine0") == ["default", "acme", "umbra"]
     assert told("engine1") == ["acme"]
