@@ -104,8 +104,9 @@ def _unguarded(node: ast.AST, guarded: bool = False) -> Iterator[int]:
     if isinstance(node, ast.Call) and _decodes(node) and not guarded:
         yield node.lineno
     for child in ast.iter_child_nodes(node):
-        inside = isinstance(node, ast.Try | ast.TryStar) and child in node.body
-        yield from _unguarded(child, guarded or (inside and any(map(_guards, node.handlers))))
+        tried = isinstance(node, ast.Try) and child in node.body
+        handlers = node.handlers if isinstance(node, ast.Try) and tried else []
+        yield from _unguarded(child, guarded or any(map(_guards, handlers)))
 
 
 def test_every_decoder_is_ready_for_nesting_without_end() -> None:
@@ -227,7 +228,7 @@ def _floats(described: msgspec.inspect.Type, at: str) -> Iterator[str]:
 
 
 def test_no_number_of_a_message_is_without_bounds() -> None:
-    types = [Envelope, Header, *(kind.type for kind in codec.KINDS.values())]
+    types: list[type] = [Envelope, Header, *(kind.type for kind in codec.KINDS.values())]
     assert [at for t in types for at in _floats(msgspec.inspect.type_info(t), t.__name__)] == []
 
 
