@@ -104,8 +104,9 @@ def _unguarded(node: ast.AST, guarded: bool = False) -> Iterator[int]:
     if isinstance(node, ast.Call) and _decodes(node) and not guarded:
         yield node.lineno
     for child in ast.iter_child_nodes(node):
-        tried = isinstance(node, ast.Try) and child in node.body
-        handlers = node.handlers if isinstance(node, ast.Try) and tried else []
+        handlers: list[ast.ExceptHandler] = []
+        if isinstance(node, ast.Try | ast.TryStar) and child in node.body:
+            handlers = node.handlers
         yield from _unguarded(child, guarded or any(map(_guards, handlers)))
 
 
