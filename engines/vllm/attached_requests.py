@@ -9,11 +9,13 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import httpx
+import msgspec
 import trio
 
+from hear.codec import UNREADABLE
 from hear.engines.vllm.identity import salt_of
 from hear.errors import EngineError
 from hear.messages import (
@@ -25,11 +27,22 @@ from hear.messages import (
     RunningRequest,
     WaitingRequest,
 )
+from hear.messages.envelope import Count
 from hear.operation import Ref
 from hear.seams import InferenceRequest, InferenceResult
 
 CONNECT_S: Final = 10.0
 _TOO_LONG: Final = "maximum context length"
+
+
+class _PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: Count | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    prompt_tokens_details: _PromptDetails | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +66,7 @@ class OwnRequest:
     first_token_s: float | None = None
     last_token_s: float = 0.0
     token_ids: list[int] = field(default_factory=list)
-    usage: dict[str, Any] = field(default_factory=dict)
+    usage: _Usage = field(default_factory=_Usage)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     @property
@@ -232,7 +245,8 @@ def _take(own: OwnRequest, line: str, on_first: Callable[[], None]) -> bool:
         said = json.loads(line.removeprefix("data: "))
         if "error" in said:
             return False
-        own.usage = said.get("usage") or own.usage
+        if usage := said.get("usage"):
+            own.usage = msgspec.convert(usage, _Usage)
         for choice in said.get("choices", ()):
             tokens = choice.get("token_ids") or ()
             own.token_ids.extend(int(token) for token in tokens)
@@ -241,7 +255,7 @@ def _take(own: OwnRequest, line: str, on_first: Callable[[], None]) -> bool:
                 if own.first_token_s is None:
                     own.first_token_s = own.last_token_s
                     on_first()
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (*UNREADABLE, ValueError, TypeError, AttributeError, OverflowError):
         return False
     return True
 
@@ -251,13 +265,13 @@ def _completed(own: OwnRequest) -> RequestOutcome:
     now = trio.current_time()
     first = own.first_token_s if own.first_token_s is not None else now
     last = own.last_token_s or now
-    details = own.usage.get("prompt_tokens_details") or {}
-    reused = int(details.get("cached_tokens") or 0)
+    details = own.usage.prompt_tokens_details
+    reused = details.cached_tokens or 0 if details is not None else 0
     return RequestOutcome(
         status="completed",
         mode="dense",
-        prompt_tokens=int(own.usage.get("prompt_tokens") or own.request.prompt_tokens),
-        output_tokens=int(own.usage.get("completion_tokens") or len(own.token_ids)),
+        prompt_tokens=own.usage.prompt_tokens or own.request.prompt_tokens,
+        output_tokens=own.usage.completion_tokens or len(own.token_ids),
         reused_tokens={"gpu": reused} if reused else {},
         queue_s=first - own.sent_s,
         decode_s=last - first,

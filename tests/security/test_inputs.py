@@ -25,6 +25,7 @@ from hear.buses.why.residence import Residence
 from hear.engines.ledger import Ledger
 from hear.engines.simulated import serving
 from hear.engines.simulated.backend import create
+from hear.engines.vllm.attached_requests import OwnRequest, _take
 from hear.engines.vllm.metrics_page import read_page
 from hear.errors import ConfigError, EngineError, RemoteProtocolError
 from hear.harnesses.bench import script
@@ -104,10 +105,10 @@ def _unguarded(node: ast.AST, guarded: bool = False) -> Iterator[int]:
     if isinstance(node, ast.Call) and _decodes(node) and not guarded:
         yield node.lineno
     for child in ast.iter_child_nodes(node):
-        handlers: list[ast.ExceptHandler] = []
-        if isinstance(node, ast.Try | ast.TryStar) and child in node.body:
-            handlers = node.handlers
-        yield from _unguarded(child, guarded or any(map(_guards, handlers)))
+        here = isinstance(node, ast.Try | ast.TryStar) and (
+            child in node.body and any(map(_guards, node.handlers))
+        )
+        yield from _unguarded(child, guarded or here)
 
 
 def test_every_decoder_is_ready_for_nesting_without_end() -> None:
@@ -160,7 +161,7 @@ def test_a_deep_record_is_unreadable(what: str, tmp_path: Path) -> None:
 
 def test_a_deep_entry_of_a_ledger_is_none(tmp_path: Path) -> None:
     path = tmp_path / "e.ledger"
-    data = b"\x91" + with_field(b"\x80")
+    data = b"\x93" + with_field(b"\x80") + encode(None) + encode("")
     path.write_bytes(len(data).to_bytes(4, "big") + data)
     path.chmod(0o600)
     with pytest.raises(ConfigError, match="no entry of a ledger"):
@@ -229,7 +230,7 @@ def _floats(described: msgspec.inspect.Type, at: str) -> Iterator[str]:
 
 
 def test_no_number_of_a_message_is_without_bounds() -> None:
-    types: list[type] = [Envelope, Header, *(kind.type for kind in codec.KINDS.values())]
+    types: list[type[msgspec.Struct]] = [Envelope, Header, *(k.type for k in codec.KINDS.values())]
     assert [at for t in types for at in _floats(msgspec.inspect.type_info(t), t.__name__)] == []
 
 
@@ -332,6 +333,22 @@ async def test_numbers_of_a_server_that_nobody_can_reckon_with_fail_the_request(
             result = await client.generate(InferenceRequest("r", 5, 3, (), prompt="x"))
     assert result.outcome.status == "failed"
     assert result.outcome.reason.startswith("broken_stream: an event that cannot be read")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"usage":{"prompt_tokens":1e999}}',
+        '{"usage":{"completion_tokens":-1}}',
+        '{"usage":{"prompt_tokens_details":7}}',
+        '{"usage":[7]}',
+        '{"choices":[{"token_ids":[1e999]}]}',
+        '{"x":' + DEEP_JSON.decode() + "}",
+    ],
+)
+def test_an_event_of_an_attached_server_that_nobody_can_use_is_unreadable(said: str) -> None:
+    own = OwnRequest(InferenceRequest("r", 5, 3, ()), 1, 0.0, 0)
+    assert not _take(own, f"data: {said}", lambda: None)
 
 
 @pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf"])
