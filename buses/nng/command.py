@@ -2,9 +2,11 @@
 
 import argparse
 import os
+import resource
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Final
 
 import structlog
 import trio
@@ -15,6 +17,9 @@ from hear.connection import default_url, make_own_folders, run_until_signal
 from hear.errors import ConfigError
 
 _log = structlog.get_logger("hear.hub")
+
+MAX_DESCRIPTORS: Final = 4_096
+"""Most descriptors of the process, and so about as many connections."""
 
 _PRIVATE_UMASK = 0o077
 
@@ -49,6 +54,8 @@ def run(namespace: argparse.Namespace) -> int:
         if keys is None and not namespace.without_keys:
             os.umask(_PRIVATE_UMASK)  # of the socket: who may open it may do everything
 
+    _limit_descriptors()
+
     async def main(stopping: trio.Event) -> int:
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(serve, url, keys=keys))
@@ -59,6 +66,14 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
 
     return run_until_signal(main)
+
+
+def _limit_descriptors() -> None:
+    """Have more descriptors than a shell gives, and no more than connections without a word may
+    fill: nng closes those that say nothing after some 10 s, and over TLS never, at 33 KB each."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def check_reach(url: str, *, keys: bool, without_keys: bool) -> None:

@@ -5,7 +5,7 @@ import resource
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,6 @@ _IDLE_S: Final = 0.05
 _TICK_S: Final = 0.005
 _STOP_S: Final = 0.2
 _LINES_A_SECOND: Final = 10
-_DESCRIPTORS: Final = 65_536
 _DESCRIPTORS_LOW: Final = 0.9
 _LOOK_S: Final = 1.0
 
@@ -162,13 +161,8 @@ class _Log:
 
 
 async def _watch_descriptors() -> None:
-    """Have as many descriptors as may be had, and say so before there are no more: then nobody new
-    can connect, and nng does not tell."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if limit > soft >= 0:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    """Say so before there are no more descriptors: then nobody new can connect, and nng does not
+    tell."""
     low = False
     while True:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
