@@ -46,11 +46,14 @@ from hear.buses.nng.frames import (
     encode,
 )
 from hear.buses.nng.history import History
-from hear.buses.nng.hub import MAX_INBOX_BYTES, MAX_INBOX_FRAMES, Hub
+from hear.buses.nng.hub import MAX_INBOX_BYTES, MAX_INBOX_FRAMES, MAX_ITEMS, SLOW_S, Hub
 from hear.buses.nng.index import PatternIndex, StemIndex
 from hear.buses.nng.peers import Peer as HubPeer
+from hear.buses.nng.questions import MAX_TOLD
 from hear.buses.nng.snapshots import MAX_KEY_STREAM_BYTES
 from hear.buses.nng.turns import Ring
+from hear.delivery import Sequencer
+from hear.messages import Key, OperationOutcome
 from hear.subjects import Pattern
 from tests.buses.nng_peers import Net, Peer, envelope, run_of, snapshot, tenants
 
@@ -816,3 +819,88 @@ def test_nothing_of_anybody_is_left_when_all_have_gone(
     assert hub_peer(net, witness).unsettled == type(hub_peer(net, witness).unsettled)()
     all_go(net)
     nothing_is_left(net)
+
+
+# -- what fresh eyes found ------------------------------------------------------------------------
+
+
+def test_a_frame_of_very_many_items_ends_its_connection() -> None:
+    """Before, 250 frames of 32,000 empty items each took 526 MB, which nobody counted."""
+    net = Net(keyring=tenants())
+    peer = net.joined("a", "acme")
+    peer.put(*[Unsubscribe(1)] * MAX_ITEMS)
+    assert not peer.closed
+    peer.put(*[Unsubscribe(1)] * (MAX_ITEMS + 1))
+    assert peer.closed
+
+
+def test_a_reader_that_takes_a_little_now_and_then_does_not_hold_up_its_senders() -> None:
+    """Before, one frame taken over in 20 s was enough to keep all that a sender said from being
+    settled, until the sender could say nothing more to anybody."""
+    net = Net(keyring=tenants())
+    sender, slow = net.joined("e", "ops"), net.joined("slow", "acme")
+    quick = net.joined("quick", "umbra")
+    slow.subscribe("outcome.acme.>")
+    quick.subscribe("outcome.umbra.>")
+    slow.acknowledges = False
+    large = OperationOutcome(status="completed", detail="y" * 70_000)
+    made = Sequencer("e", tenant="acme").wrap(large, Key(engine="e"), 0.0)
+    for _ in range(8):
+        sender.put(run_of(made))
+    for taken in range(1, 4):
+        slow._received = taken
+        slow.acknowledges = True
+        slow.acknowledge()
+        slow.acknowledges = False
+        net.pass_time(SLOW_S / 2)
+    assert "peer.cut_off" in {e.name for e in net.hub.events if e.facts.get("peer") == "slow"}
+    sender.put(OTHERS)
+    net.pass_time(1.0)
+    settled = [f.settled for f in sender.frames if isinstance(f, Frame)]
+    assert settled[-1] == sender._number, "all that it said"
+    assert len(quick.messages) == 1
+    assert "slow" in net.hub.peers
+
+
+def test_others_streams_end_no_reader_that_hears_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, a reader was ended, and its will done, for asking for the streams of a tenant."""
+    monkeypatch.setattr(snapshots, "_MAX_WANTS", 50)
+    net = Net(keyring=tenants())
+    tenant, reader = net.joined("t", "acme"), net.joined("reader", "ops")
+    tenant.put(*(Provide(f"intent.acme.{n}.t") for n in range(100)))
+    for number in range(3):
+        assert not reader.subscribe("intent.>", number=number).refused
+    assert not reader.closed
+    tenant.put(*(Provide(f"intent.acme.{n}.t", resumed=True) for n in range(100)))
+    assert not tenant.closed
+    assert not reader.closed
+
+
+def test_what_a_hub_keeps_for_those_who_come_back_is_bounded_in_runs_too() -> None:
+    """Before, one subscription looked through it all at once, for 13 s."""
+    net = Net(Hub(id="hub", now=0.0, keyring=tenants()))
+    sender, reader = net.joined("a", "acme"), net.joined("r", "ops")
+    for start in range(0, 20_000, 500):
+        made = (envelope("acme", "acme", engine=f"e{start + n}") for n in range(500))
+        sender.put(*map(run_of, made))
+    assert len(list(net.hub._settlement.kept())) <= 16_384
+    work = work_of(
+        lambda: reader.put(
+            Subscribe(1, "s", [f"outcome.none.e{n}.>" for n in range(256)], resumed=True)
+        )
+    )
+    assert work < 1_000_000
+
+
+def test_answers_that_wait_count_for_who_asked() -> None:
+    """Before, 80 askers kept 600 MB that nobody counted."""
+    net = Net(keyring=tenants())
+    peer = net.joined("a", "acme")
+    for start in range(0, 4_000, 500):
+        peer.put(*(Subscribe(n, "n" * 250, []) for n in range(start, start + 500)))
+    before = hub_peer(net, peer).size_bytes
+    peer.acknowledges = False
+    peer.put(Question(1, "statistics"))
+    kept = hub_peer(net, peer)
+    assert kept.answer is None, "nothing is to be made any more"
+    assert kept.size_bytes - before > MAX_TOLD * 250
