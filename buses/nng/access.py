@@ -16,6 +16,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from hear.buses.nng.frames import NONCE_BYTES
+from hear.buses.nng.remembered import remember
 from hear.config import Line, parse_toml, where
 from hear.errors import ConfigError, ProtocolError
 from hear.own_files import read_own
@@ -24,9 +25,6 @@ from hear.subjects import Pattern
 MIN_SECRET_BYTES: Final = 16
 DEFAULT_PEERS: Final = 256
 DEFAULT_MEMORY_MIB: Final = 96
-MAX_REMEMBERED_STEM: Final = 256
-"""Longest stem, in letters, of which an answer is remembered."""
-_MAX_REMEMBERED: Final = 16_384
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -120,10 +118,7 @@ class Grants:
         if known is None:
             # What is granted is granted for whole streams; one key of a stream grants none of it.
             known = any(pattern.covers(stem) and not pattern.names_key for pattern in patterns)
-            if len(stem) <= MAX_REMEMBERED_STEM:  # longer ones nobody uses but to fill memory
-                if len(self._known) >= _MAX_REMEMBERED:
-                    self._known.clear()
-                self._known[publish, stem] = known
+            remember(self._known, (publish, stem), stem, known)
         return known
 
 

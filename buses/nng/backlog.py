@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from hear.buses.nng.frames import (
+    FIELD_BYTES,
     FRAME_FILL_BYTES,
     Item,
     Lost,
@@ -27,7 +28,6 @@ _MESSAGE_BYTES: Final = 64  # what a message costs beside its bytes
 _MOST_IN_A_RUN: Final = 64  # since state gives way by whole runs
 _MOST_LOST_BYTES_IN_AN_ITEM: Final = 4 << 10
 _MOST_LOST: Final = 4_096
-_TEXT_BYTES: Final = 5  # what the form of an item adds to a text, at most
 
 
 class Bounds(NamedTuple):
@@ -209,8 +209,8 @@ class Backlog:
         if stem not in lost.item.stems:
             self._num_lost += 1
             lost.item.stems.append(stem)
-            lost.size_bytes += len(stem) + _TEXT_BYTES
-            self.owed_bytes += len(stem) + _TEXT_BYTES
+            lost.size_bytes += len(stem) + FIELD_BYTES
+            self.owed_bytes += len(stem) + FIELD_BYTES
 
     def put_subscribed(self, item: Subscribed) -> None:
         """Tell of a new reader, which must hear of all that is lost from here on."""

@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from hear.buses.nng.server import serve
+from hear.buses.nng.wire import host_of
 from hear.cli import Command
 from hear.connection import default_url, make_own_folders, run_until_signal
 from hear.errors import ConfigError
@@ -106,10 +107,9 @@ def _warning(url: str, *, keys: bool) -> str:
 
 def _is_for_others(url: str) -> bool:
     """Whether other machines may reach an address. Of a name nobody knows, but of localhost."""
-    scheme, _, rest = url.partition("://")
-    if scheme not in ("tcp", "tls+tcp"):
+    if url.partition("://")[0] not in ("tcp", "tls+tcp"):
         return False
-    host = rest.rpartition(":")[0].strip("[]")
+    host = host_of(url)
     try:
         return not ip_address(host).is_loopback
     except ValueError:

@@ -336,7 +336,9 @@ def decode(data: bytes | memoryview) -> Wire:
 
 _PIECE_BYTES: Final = 96 << 10
 _WHOLE_BYTES: Final = 112 << 10  # an item up to here fits in a frame of its own
-_FIELD_BYTES: Final = 5  # what the form adds to a text or some bytes, at most
+FIELD_BYTES: Final = 5
+"""What the form adds to a text or some bytes, at most."""
+
 _ITEM_BYTES: Final = 32  # and to an item
 
 
@@ -344,7 +346,7 @@ def size_of(item: Item) -> int:
     """How many bytes an item has on the wire, at most."""
     if isinstance(item, Run | Snapshot | SnapshotFor):
         more = 9 * len(item.subscriptions) if isinstance(item, SnapshotFor) else 0
-        messages = sum(map(len, item.messages)) + _FIELD_BYTES * len(item.messages)
+        messages = sum(map(len, item.messages)) + FIELD_BYTES * len(item.messages)
         return _ITEM_BYTES + len(item.stem) + messages + more
     return len(encode_item(item))
 

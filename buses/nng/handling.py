@@ -30,7 +30,7 @@ from hear.buses.nng.frames import (
     Will,
 )
 from hear.buses.nng.history import History
-from hear.buses.nng.index import PatternIndex
+from hear.buses.nng.index import index_of
 from hear.buses.nng.peers import Peer, Peers, Subscription
 from hear.buses.nng.questions import (
     Gone,
@@ -243,15 +243,14 @@ class Handler:
         subscription = Subscription(number, item.name, patterns)
         peer.add(subscription)
         self._routes.add(peer, subscription)
-        provided = self._snapshots.covered(tuple(pattern.text for pattern in patterns))
+        texts = tuple(pattern.text for pattern in patterns)
+        provided = self._snapshots.covered(texts)
         streams = [stem for stem in provided if peer.grants.may_hear(stem)]
         complete = not item.resumed or self._settlement.waits or subscription.only_state
         peer.backlog.put_subscribed(Subscribed(number, streams, complete))
         if item.resumed:
             covered: dict[str, bool] = {}
-            index: PatternIndex[None] = PatternIndex()
-            for pattern in patterns:
-                index.add(pattern.text, None)
+            index = index_of(texts)
             for run, receipt in self._settlement.kept():
                 spent += 1
                 if run.stem not in covered:
@@ -308,21 +307,20 @@ class Handler:
             peer.answer = answer_history(question, self._history, peer.grants)
         elif question.about == "statistics":
             # Made at once, since what waits at the hub is counted, and what is to be made is not.
-            told = answer_statistics(question, self._statistics_for(peer))
-            size_bytes = 0
-            for answer in told:
-                size_bytes += sum(map(len, answer.parts))
-                peer.backlog.put(answer, sum(map(len, answer.parts)))
             peer.answer = None
-            self._has_to_send(peer)
-            return _ANSWER + size_bytes // _ANSWER_BYTES_A_UNIT
+            told = answer_statistics(question, self._statistics_for(peer))
+            return _ANSWER + sum(self._give(peer, answer) for answer in told)
         else:
             peer.answer = iter((Answer(question.number, [], True),))
         return 0
 
+    def statistics(self) -> BusStatistics:
+        """What has passed, and how each subscription of each peer fares."""
+        return statistics(list(self._peers), self._gone)
+
     def _statistics_for(self, peer: Peer) -> BusStatistics:
         if peer.grants.may_hear_all:
-            return statistics(list(self._peers), self._gone)
+            return self.statistics()
         return statistics(self._peers.with_grants(peer.grants), Gone(), own_key_only=True)
 
     def go_on_answering(self, peer: Peer) -> int:
@@ -331,12 +329,15 @@ class Handler:
         answer = next(peer.answer, None)
         if answer is None:
             return _ANSWER
-        size_bytes = sum(map(len, answer.parts))
-        peer.backlog.put(answer, size_bytes)
         if answer.last:
             peer.answer = None
+        return _ANSWER + self._give(peer, answer)
+
+    def _give(self, peer: Peer, answer: Answer) -> int:
+        size_bytes = sum(map(len, answer.parts))
+        peer.backlog.put(answer, size_bytes)
         self._has_to_send(peer)
-        return _ANSWER + size_bytes // _ANSWER_BYTES_A_UNIT
+        return size_bytes // _ANSWER_BYTES_A_UNIT
 
 
 def next_of(items: deque[Item]) -> Item:

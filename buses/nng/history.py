@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from hear.buses.nng.access import Grants
 from hear.buses.nng.frames import FRAME_FILL_BYTES, Run
-from hear.buses.nng.index import PatternIndex
+from hear.buses.nng.index import index_of
 
 HISTORY_BYTES: Final = 32 << 20
 _RUN_BYTES: Final = 128
@@ -57,18 +57,15 @@ class History:
         None comes after so many runs as may be looked at in a turn. What is forgotten meanwhile is
         not told.
         """
-        wanted: PatternIndex[None] = PatternIndex()
-        for pattern in patterns:
-            wanted.add(pattern, None)
+        wanted = index_of(patterns)
         parts: list[bytes] = []
         size_bytes = 0
         number = self._chapters[0].number
         end = self._chapters[-1].number
         while number <= end:
             number = max(number, self._chapters[0].number)
-            if number > self._chapters[-1].number:
-                break
-            for stem, messages, run_bytes in self._chapter(number):
+            chapter = self._chapters[number - self._chapters[0].number]
+            for stem, messages, run_bytes in list(chapter.runs):  # more may come while it is told
                 if not messages or not wanted.find(stem) or not grants.may_hear(stem):
                     continue
                 if parts and size_bytes + run_bytes > FRAME_FILL_BYTES:
@@ -79,6 +76,3 @@ class History:
             number += 1
             yield None
         yield parts, True
-
-    def _chapter(self, number: int) -> list[tuple[str, tuple[bytes, ...], int]]:
-        return list(self._chapters[number - self._chapters[0].number].runs)

@@ -42,7 +42,6 @@ from hear.buses.nng.link import HUB_WINDOW, MEMBER_WINDOW, Link
 from hear.buses.nng.peers import Peer, Peers
 from hear.buses.nng.questions import (
     Gone,
-    statistics,
 )
 from hear.buses.nng.routing import Routes
 from hear.buses.nng.screening import Screening
@@ -386,7 +385,7 @@ class Hub:
 
         What waits for a peer at the hub counts for each of its subscriptions.
         """
-        return statistics(list(self._peers), self._gone)
+        return self._handler.statistics()
 
     # -- coming and going ---------------------------------------------------------------------
 

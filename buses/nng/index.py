@@ -62,6 +62,14 @@ class PatternIndex(Generic[_T]):
         return found
 
 
+def index_of(patterns: Iterable[str]) -> PatternIndex[None]:
+    """Some patterns, of which only matters whether one covers a stem."""
+    index: PatternIndex[None] = PatternIndex()
+    for pattern in patterns:
+        index.add(pattern, None)
+    return index
+
+
 class StemIndex:
     """Stems; which of them some patterns cover."""
 
@@ -90,10 +98,7 @@ class StemIndex:
 
     def covered(self, patterns: Iterable[str]) -> Iterator[str]:
         """The stems that one of some patterns covers, each once, however many of them do."""
-        wanted: PatternIndex[None] = PatternIndex()
-        for pattern in patterns:
-            wanted.add(pattern, None)
-        return _below(self._root, [wanted.root])
+        return _below(self._root, [index_of(patterns).root])
 
 
 def _below(stems: dict[str, Any] | str, nodes: list[_Node[None]]) -> Iterator[str]:

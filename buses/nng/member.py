@@ -82,7 +82,7 @@ class Member:
         self._output: list[bytes] = []
         self._subscriptions: dict[int, Subscribe] = {}
         self._provided: dict[str, None] = {}
-        self._questions: dict[int, Question] = {}
+        self._question: Question | None = None
         self._handshake: Handshake | None = None  # the challenge that was answered last
         self._nonce = new_nonce() if key else b""
         self._seals: Seals | None = None
@@ -137,12 +137,13 @@ class Member:
     def ask(self, question: Question) -> None:
         """Ask the hub something; a hub that takes its place is asked again. A hub answers one
         question at a time, and an earlier one not any more."""
-        self._questions = {question.number: question}
+        self._question = question
         self._backlog.put(question)
 
     def forget(self, question: int) -> None:
         """The question is answered, or the answer no longer wanted."""
-        self._questions.pop(question, None)
+        if self._question is not None and self._question.number == question:
+            self._question = None
 
     def put(self, item: Item, size_bytes: int = 0) -> None:
         """Send anything else."""
@@ -214,11 +215,6 @@ class Member:
     def poll(self, now: float) -> list[bytes]:
         """What to send now."""
         output, self._output = self._output, []
-        more = self._poll(now)
-        return output + more
-
-    def _poll(self, now: float) -> list[bytes]:
-        output: list[bytes] = []
         if self.phase in ("refused", "left"):
             return output
         if not self._connected:
@@ -396,8 +392,8 @@ class Member:
             self._put_will()
         for subscription in self._subscriptions.values():
             self._backlog.put(subscription)
-        for question in self._questions.values():
-            self._backlog.put(question)
+        if self._question is not None:
+            self._backlog.put(self._question)
         unsettled, self._unsettled = self._unsettled, deque()
         self._unsettled_messages = self._unsettled_bytes = 0
         for _, runs, *_ in unsettled:

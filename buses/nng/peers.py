@@ -33,7 +33,7 @@ class Subscription:
 
     def covers(self, stem: str) -> bool:
         """Whether messages of a stem may match."""
-        return covers(self.patterns, stem)
+        return any(pattern.covers(stem) for pattern in self.patterns)
 
     @property
     def only_state(self) -> bool:
@@ -49,11 +49,6 @@ class Subscription:
     def size_bytes(self) -> int:
         """What it takes in memory, about."""
         return _TEXT_BYTES + sum(_PATTERN_BYTES + len(p.text) for p in self.patterns)
-
-
-def covers(patterns: tuple[Pattern, ...], stem: str) -> bool:
-    """Whether messages of a stem may match one of the patterns."""
-    return any(pattern.covers(stem) for pattern in patterns)
 
 
 @dataclass(slots=True, eq=False)

@@ -24,6 +24,7 @@ from hear.buses.nng.frames import (
     Subscribed,
 )
 from hear.buses.nng.member import Member
+from hear.buses.nng.remembered import remember
 from hear.codec import decode
 from hear.errors import BusError, LaggedError, RemoteProtocolError
 from hear.messages import Envelope
@@ -31,8 +32,6 @@ from hear.subjects import subject
 
 _log = structlog.get_logger("hear.bus")
 
-_MAX_ROUTES: Final = 16_384
-_MAX_ROUTE_STEM: Final = 256
 _ROW_BYTES: Final = 32
 _MAX_TRIES: Final = 3
 
@@ -237,11 +236,7 @@ class Readers:
         route = tuple(
             (reader, reader.keyed()) for reader in self._live.values() if reader.covers(stem)
         )
-        if len(stem) <= _MAX_ROUTE_STEM:
-            if len(self._routes) >= _MAX_ROUTES:
-                self._routes.clear()
-            self._routes[stem] = route
-        return route
+        return remember(self._routes, stem, stem, route)
 
     def _cut(self, reader: NngSubscription, reason: str) -> None:
         reader.end(LaggedError(f"subscription {reader.name!r}: {reason}"), keep_unread=False)

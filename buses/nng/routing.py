@@ -4,13 +4,9 @@ Owns the answers that are remembered, since few stems make up all traffic. It mu
 what anybody subscribes to has changed.
 """
 
-from typing import Final
-
-from hear.buses.nng.access import MAX_REMEMBERED_STEM
 from hear.buses.nng.index import PatternIndex
 from hear.buses.nng.peers import Peer, Subscription
-
-_MAX_ROUTES: Final = 16_384
+from hear.buses.nng.remembered import remember
 
 
 class Routes:
@@ -50,8 +46,4 @@ class Routes:
     def _find(self, stem: str) -> tuple[Peer, ...]:
         index = self._of_state if stem.startswith("state.") else self._of_reliable
         route = tuple(peer for peer in index.find(stem) if peer.grants.may_hear(stem))
-        if len(stem) <= MAX_REMEMBERED_STEM:
-            if len(self._known) >= _MAX_ROUTES:
-                self._known.clear()
-            self._known[stem] = route
-        return route
+        return remember(self._known, stem, stem, route)

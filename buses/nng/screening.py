@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from hear.buses.mailbox import STEM_TOKENS
-from hear.buses.nng.access import MAX_REMEMBERED_STEM
 from hear.buses.nng.frames import (
+    FIELD_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_SMALL_MESSAGE_BYTES,
     MAX_STEM,
@@ -16,16 +16,15 @@ from hear.buses.nng.frames import (
     Run,
 )
 from hear.buses.nng.peers import Peer
+from hear.buses.nng.remembered import remember
 from hear.codec import check_unambiguous, decode
 from hear.errors import LocalProtocolError, RemoteProtocolError
 from hear.subjects import Pattern, stem_of
 
 CATEGORIES: Final = ("intent", "control", "state", "outcome")
 _MAX_DENIALS: Final = 64
-_MAX_REMEMBERED: Final = 16_384
 _BYTES_A_UNIT: Final = 20  # since each byte of a message may be an element
 _TAKEN_APART: Final = 2
-_MESSAGE_BYTES: Final = 5  # what the form of a frame adds to a message, at most
 
 
 class Screening:
@@ -68,26 +67,16 @@ class Screening:
 
     def messages(self, peer: Peer, stem: str, messages: list[bytes]) -> list[bytes]:
         """The messages of one stem that may pass; the stem itself is granted."""
-        if sum(map(len, messages)) + _MESSAGE_BYTES * len(messages) > MAX_MESSAGE_BYTES:
+        if sum(map(len, messages)) + FIELD_BYTES * len(messages) > MAX_MESSAGE_BYTES:
             # Many small ones are cut too, since they travel on as one and have to fit in a frame.
             if len(messages) > 1:
                 raise RemoteProtocolError(
                     f"a run on {stem[:80]!r} of more than {MAX_MESSAGE_BYTES} bytes"
                 )
             if len(messages[0]) > MAX_MESSAGE_BYTES:
-                self.deny(
-                    peer, f"a message on {stem[:256]} is larger than {MAX_MESSAGE_BYTES} bytes"
-                )
+                self._deny_large(peer, stem, MAX_MESSAGE_BYTES)
                 return []
         if peer.grants.checks_sources:
-            if not stem.startswith("state."):
-                large = [m for m in messages if len(m) > MAX_SMALL_MESSAGE_BYTES]
-                if large:
-                    self.deny(
-                        peer,
-                        f"a message on {stem[:256]} is larger than {MAX_SMALL_MESSAGE_BYTES} bytes",
-                    )
-                    messages = [m for m in messages if len(m) <= MAX_SMALL_MESSAGE_BYTES]
             return [m for m in messages if self._is_own(peer, stem, m)]
         return messages
 
@@ -106,8 +95,14 @@ class Screening:
             peer.backlog.put(Denied(reason))
             self._told(peer, reason)
 
+    def _deny_large(self, peer: Peer, stem: str, max_bytes: int) -> None:
+        self.deny(peer, f"a message on {stem[:256]} is larger than {max_bytes} bytes")
+
     def _is_own(self, peer: Peer, stem: str, message: bytes) -> bool:
         """Whether a message belongs to its run, and speaks under a name that is granted."""
+        if len(message) > MAX_SMALL_MESSAGE_BYTES and self.category(stem) != "state":
+            self._deny_large(peer, stem, MAX_SMALL_MESSAGE_BYTES)
+            return False
         try:
             envelope = decode(message)
             taken_apart = check_unambiguous(message)
@@ -139,8 +134,4 @@ class Screening:
             Pattern(stem)
         except LocalProtocolError as error:
             raise RemoteProtocolError(f"{stem[:80]!r} is no stem of a subject") from error
-        if len(stem) <= MAX_REMEMBERED_STEM:
-            if len(self._categories) >= _MAX_REMEMBERED:
-                self._categories.clear()
-            self._categories[stem] = category
-        return category
+        return remember(self._categories, stem, stem, category)

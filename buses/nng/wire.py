@@ -117,7 +117,7 @@ class ClientWire:
         self._url = url
         self._any_owner = any_owner
         self._tls = _tls_config(tls, server=False)
-        self._hub_name = None if tls is None else tls.server_name or _host(url)
+        self._hub_name = None if tls is None else tls.server_name or host_of(url)
         self.impostor: str | None = None
         """Whose certificate was shown last by who was not the hub."""
         self._socket = self._dial()
@@ -346,5 +346,6 @@ def _common_name(pipe: Any) -> str:
         pynng.lib.nng_strfree(found[0])
 
 
-def _host(url: str) -> str:
+def host_of(url: str) -> str:
+    """The host in the address of a bus, without the brackets of an IPv6 address."""
     return url.partition("://")[2].rpartition(":")[0].strip("[]")
