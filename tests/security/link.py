@@ -138,6 +138,17 @@ class Way:
         """The messages that the member has heard."""
         return [m for item in self.items if isinstance(item, Run) for m in item.messages]
 
+    def hold_to_hub(self) -> list[bytes]:
+        """Keep what is on its way to the hub, in the list that is returned."""
+        held: list[bytes] = []
+
+        def hold(data: bytes) -> list[bytes]:
+            held.append(data)
+            return []
+
+        self.to_hub = hold
+        return held
+
     def goes_on(self) -> None:
         """Check that what is said comes back, once."""
         passed, heard = self.passed, len(self.heard)

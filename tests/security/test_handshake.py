@@ -365,13 +365,7 @@ def test_what_one_end_said_is_not_taken_from_the_other() -> None:
 
 def test_frames_that_overtake_each_other_are_taken_once_and_in_order() -> None:
     way = Way().joined()
-    held: list[bytes] = []
-
-    def hold(data: bytes) -> list[bytes]:
-        held.append(data)
-        return []
-
-    way.to_hub = hold
+    held = way.hold_to_hub()
     for _ in range(4):
         way.publish()
         way.settle()
@@ -431,13 +425,7 @@ def test_a_welcome_cannot_be_said_again_to_who_was_made_to_ask_for_one() -> None
 
 def test_seals_of_a_handshake_are_worth_nothing_after_another() -> None:
     way = Way().joined()
-    held: list[bytes] = []
-
-    def hold(data: bytes) -> list[bytes]:
-        held.append(data)
-        return []
-
-    way.to_hub = hold
+    held = way.hold_to_hub()
     way.publish()
     way.settle()
     way.to_hub = lambda data: [data]
