@@ -94,7 +94,10 @@ class Handler:
         """``has_to_send`` is called with each peer that something was put in the backlog of, and
         ``event`` with what is to be logged."""
         self._peers = peers
-        self._bounds = bounds
+        self._too_many = (
+            f"more than {bounds.reliable_messages} reliable messages or "
+            f"{bounds.reliable_bytes} bytes of them were left untaken at the hub"
+        )
         self._screening = screening
         self._routes = routes
         self._settlement = settlement
@@ -191,7 +194,7 @@ class Handler:
             if not run.reliable:
                 reader.backlog.put_state(run, size_bytes)
             elif not reader.backlog.put(run, size_bytes, count, receipt):
-                self.cut_off(reader)
+                self.cut_off(reader, self._too_many)
             self._has_to_send(reader)
         if run.reliable and self._settlement.waits:
             self._settlement.keep(run, size_bytes, receipt)
@@ -208,7 +211,7 @@ class Handler:
                     self._has_to_send(reader)
         return spent
 
-    def cut_off(self, peer: Peer) -> None:
+    def cut_off(self, peer: Peer, reason: str) -> None:
         """A peer gets no reliable messages any more, and none of those that wait for it."""
         peer.drop_reliable()
         for subscription in peer.subscriptions.values():
@@ -216,10 +219,6 @@ class Handler:
                 self._routes.cut(peer, subscription)
                 subscription.cut = True
                 peer.cut_off += 1
-        reason = (
-            f"more than {self._bounds.reliable_messages} reliable messages or "
-            f"{self._bounds.reliable_bytes} bytes of them were left untaken at the hub"
-        )
         peer.backlog.put(CutOff(reason))
         self._event("peer.cut_off", peer=peer.name, reason=reason)
 
@@ -261,7 +260,7 @@ class Handler:
                 if covered[run.stem]:
                     size_bytes = sum(map(len, run.messages))
                     if not peer.backlog.put(run, size_bytes, len(run.messages), receipt):
-                        self.cut_off(peer)
+                        self.cut_off(peer, self._too_many)
                         break
         for stem in streams:
             self._snapshots.fetch(peer, number, stem)

@@ -201,7 +201,8 @@ class Hub:
                 self._forget(peer, "peer.stuck", now)
             else:
                 if peer.backlog.is_slow(now, SLOW_S):
-                    self._handler.cut_off(peer)
+                    why = f"reliable messages were left untaken at the hub for {SLOW_S:g} s"
+                    self._handler.cut_off(peer, why)
                     self._dirty.add(peer)
                 if now >= peer.link.next_due():
                     self._dirty.add(peer)
@@ -337,7 +338,10 @@ class Hub:
             size_bytes = sizes[largest]
             if largest.backlog.reliable_bytes > size_bytes // 4:
                 # What others have sent it; it lives, and is told that something is missing.
-                self._handler.cut_off(largest)
+                why = (
+                    f"more than {grants.max_bytes} bytes were left at the hub by all with this key"
+                )
+                self._handler.cut_off(largest, why)
                 self._dirty.add(largest)
                 sizes[largest] = largest.size_bytes
                 total -= size_bytes - sizes[largest]
