@@ -431,9 +431,11 @@ def test_the_known_reasons_are_those_of_the_protocol() -> None:
 def test_infinite_and_backward_times_do_not_spoil_the_sums() -> None:
     tap = Tap()
     tap.say(RequestOutcome(status="completed", queue_s=float("inf"), decode_s=2.0), request="r")
+    tap.say(RequestOutcome(status="completed", queue_s=1.0, decode_s=2.0), request="s")
     scrape = tap.scrape()
+    assert scrape("hear_messages_unreadable_total", kind="request_outcome") == 1
     assert scrape("hear_request_decode_seconds_sum", engine="e0") == 2.0
-    assert scrape("hear_request_queue_seconds_count", engine="e0") == 0
+    assert scrape("hear_request_queue_seconds_sum", engine="e0") == 1.0
     tap.ask(Prioritise(priority=1), "op", request="r")
     tap.now -= 3  # the engine's clock is behind
     tap.say(OperationOutcome(status="completed"), operation="op")
