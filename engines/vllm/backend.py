@@ -23,6 +23,7 @@ from hear.engines.vllm.own_events import read
 from hear.engines.vllm.plugin import MODE, Plugin
 from hear.engines.vllm.queue_copy import QueueCopy
 from hear.engines.vllm.settings import Settings
+from hear.engines.vllm.upstream_hints import Ride
 from hear.errors import RemoteProtocolError
 from hear.messages import (
     DEFAULT_TENANT,
@@ -171,8 +172,8 @@ class VllmBackend:
         for key, tenant in news.arrived:
             self._tenants.add(tenant)
             of(tenant).arrived.append(key)
-        for tenant, hints in news.hints:
-            of(tenant).asked += _controls(hints)
+        for tenant, ride, hints in news.hints:
+            of(tenant).asked += _controls(hints, ride)
         for tenant, blocks in self._holdings.take(read(news.kv_events)).items():
             of(tenant).blocks = blocks
         moved: dict[str, list[Moved]] = {}
@@ -212,13 +213,16 @@ class VllmBackend:
             )
 
 
-def _controls(hints: object) -> list[tuple[Key, Control]]:
-    """The controls that rode on a request; none, and a line in the log, if they make no sense."""
+def _controls(hints: object, ride: Ride) -> list[tuple[Key, Control]]:
+    """The controls that rode on a request; what makes no sense is left out, and logged."""
     try:
-        return [(hint.key, hint.control) for hint in from_envelope(hints).hints]
+        read = from_envelope(hints, ride)
     except RemoteProtocolError as error:
         _log.warning("hints.malformed", error=str(error), effect="the request is served without")
         return []
+    for refused in read.refused:
+        _log.warning("hints.malformed", error=refused, effect="this action is left out")
+    return [(hint.key, hint.control) for hint in read.hints]
 
 
 def _moved(new: float, old: float) -> bool:

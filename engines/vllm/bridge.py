@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import trio
 
+from hear.engines.vllm.upstream_hints import Ride
 from hear.messages import Key, OperationOutcome, RequestOutcome
 from hear.operation import Operation, Ref
 from hear.seams import Verdict
@@ -66,12 +67,12 @@ class News:
     """What happened in the engine since the last news.
 
     ``awaiting`` are those of ``arrived`` that do not start before they are answered, ``hints`` what
-    came with them in vLLM's form, of which tenant.
+    came with them in vLLM's form: the tenant, the request that carried it, and the envelope.
     """
 
     arrived: list[tuple[Key, str]] = field(default_factory=list)
     awaiting: list[Ref] = field(default_factory=list)
-    hints: list[tuple[str, Any]] = field(default_factory=list)
+    hints: list[tuple[str, Ride, Any]] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     verdicts: list[tuple[Ref, Verdict]] = field(default_factory=list)
     operations: list[tuple[Ref, OperationOutcome]] = field(default_factory=list)

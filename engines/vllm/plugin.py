@@ -15,11 +15,13 @@ from vllm.distributed.kv_events import KVEventBatch
 
 from hear.engines.vllm.bridge import Bridge, Gauges, Moved, News, Pace
 from hear.engines.vllm.controls import Controls
+from hear.engines.vllm.hashing import low64
 from hear.engines.vllm.holdings import CPU, GPU
 from hear.engines.vllm.identity import key_of, salt_of, tenant_of, unusable
 from hear.engines.vllm.settings import Settings
 from hear.engines.vllm.standing import Standing
-from hear.messages import RequestOutcome
+from hear.engines.vllm.upstream_hints import Ride
+from hear.messages import Key, RequestOutcome
 from hear.operation import Operation, Ref
 from hear.seams import Verdict
 
@@ -62,6 +64,7 @@ class Plugin:
         self._preemptions = 0
         self._pace = [0, 0.0, 0, 0.0]
         self._step_began_s = 0.0
+        self._max_lease_s = settings.max_lease_s
         self.controls = Controls(
             scheduler,
             name=settings.name,
@@ -115,7 +118,7 @@ class Plugin:
             self._news.outcomes.append((key, tenant, accepted))
             self.controls.arrived(standing, standing.since_s)
             if request.kv_hints is not None:
-                self._news.hints.append((tenant, request.kv_hints))
+                self._news.hints.append((tenant, self._ride(request, key), request.kv_hints))
             self.controls.placement.hasher = request._block_hasher
             if self._expected.pop((tenant, key.request or ""), False):
                 self.controls.queue.await_answer(standing)
@@ -325,6 +328,15 @@ class Plugin:
             self._scheduler.add_request(request)
         finally:
             self._preparing = None
+
+    def _ride(self, request: Any, key: Key) -> Ride:
+        """What hints need to know of the request that they ride on."""
+        return Ride(
+            key=key,
+            blocks=[low64(block) for block in request.block_hashes],
+            block_size=self._scheduler.hash_block_size,
+            max_lease_s=self._max_lease_s,
+        )
 
     @staticmethod
     def _as_moved(standing: Standing) -> Moved:

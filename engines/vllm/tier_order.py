@@ -69,8 +69,14 @@ class LeasedFirst(CachePolicy):
         """The chunk of a key."""
         return self._chunks.get(key)
 
-    def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
-        """Add a chunk, as the most recently used; it may have yet to be copied."""
+    def insert(
+        self, key: OffloadKey, chunk: ChunkStatus, req_context: ReqContext | None = None
+    ) -> None:
+        """Add a chunk, as the most recently used; it may have yet to be copied.
+
+        vLLM gives ``req_context`` from 0.33 on; its own policy puts a request's chunks in order
+        by it, which is done here when the request has ended.
+        """
         self._chunks[key] = chunk
         self._keys.setdefault(hear_hash(key), []).append(key)
         if chunk.ref_cnt == 0:

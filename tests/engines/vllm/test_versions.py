@@ -86,4 +86,6 @@ def test_what_is_installed_is_pinned_and_in_the_range() -> None:
     assert not {"torchvision", "torchaudio", "torchcodec", "triton"} & pins.keys()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extra = project["optional-dependencies"]["vllm"]
-    assert f"vllm=={'.'.join(map(str, versions.NEWEST[:2]))}.*" in extra
+    major, minor, _ = versions.NEWEST
+    oldest = ".".join(map(str, versions.OLDEST[:2]))
+    assert f"vllm>={oldest},<{major}.{minor + 1}" in extra
