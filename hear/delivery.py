@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from hear.codec import encode_body, kind_of
@@ -16,6 +16,9 @@ from hear.errors import LocalProtocolError
 from hear.messages import DEFAULT_TENANT, Control, Envelope, Key, Message, OperationOutcome
 from hear.operation import Operation
 from hear.subjects import channel, stem
+
+SPARE_TIMERS = 1024
+"""Outdated timers that an ``Outbox`` keeps beside as many as it has operations open."""
 
 
 class Sequencer:
@@ -137,7 +140,7 @@ class _Pending:
     operation: Operation
     envelope: Envelope
     give_up_s: float
-    attempts: int = 1
+    pause_s: float
     due_s: float = 0.0
 
 
@@ -183,8 +186,9 @@ class Outbox:
             deadline_s=give_up_s,
             tenant=envelope.tenant,
         )
-        pending = self._open[operation_id] = _Pending(operation, envelope, give_up_s)
-        self._arm(pending, now + self._first_retry_s)
+        pending = _Pending(operation, envelope, give_up_s, self._first_retry_s)
+        self._open[operation_id] = pending
+        self._arm(pending, now + pending.pause_s)
         return operation
 
     def hear(self, key: Key, outcome: OperationOutcome) -> Operation | None:
@@ -233,8 +237,8 @@ class Outbox:
             if engine is None or pending.operation.key.engine == engine
         ]
         for pending in asked:
-            pending.attempts = 1
-            self._arm(pending, now + self._first_retry_s)
+            pending.pause_s = self._first_retry_s
+            self._arm(pending, now + pending.pause_s)
         return [pending.envelope for pending in asked]
 
     def due(self, now: float) -> tuple[list[Envelope], list[Operation]]:
@@ -247,9 +251,10 @@ class Outbox:
                 lost.append(self._fail(pending))
             else:
                 again.append(pending.envelope)
-                pause = min(self._first_retry_s * 2**pending.attempts, self._max_retry_s)
-                pending.attempts += 1
-                self._arm(pending, now + pause)
+                # The pause is doubled, and not computed from a count of attempts: a power of two
+                # of such a count is no float after some hours.
+                pending.pause_s = min(2 * pending.pause_s, self._max_retry_s)
+                self._arm(pending, now + pending.pause_s)
         return again, lost
 
     def next_due(self) -> float | None:
@@ -265,6 +270,10 @@ class Outbox:
     def _arm(self, pending: _Pending, when: float) -> None:
         pending.due_s = min(when, pending.give_up_s)
         heappush(self._timers, (pending.due_s, pending.operation.id))
+        if len(self._timers) > 2 * len(self._open) + SPARE_TIMERS:
+            # Timers that were set anew stay in the heap until their time, which may be hours away.
+            self._timers = [(open_.due_s, id) for id, open_ in self._open.items()]
+            heapify(self._timers)
 
     def _fail(self, pending: _Pending) -> Operation:
         operation = pending.operation

@@ -88,6 +88,9 @@ class Intake:
                 self._remember_end(answer.key.operation, answer)
         self._parked: dict[str, dict[str, Operation]] = {}
         self._requests: dict[str, set[str]] = {}
+        # A control on a request is compared with the version of that request alone: a context may
+        # fork, and requests on several of its versions may be served at once.
+        self._served_versions: dict[str, int] = {}
         self._gone: set[str] = set()
         self._gone_order: deque[str] = deque()
         self._versions: OrderedDict[str, int] = OrderedDict()
@@ -190,13 +193,21 @@ class Intake:
                 return "malformed", "the key names no context"
         elif axis != "none" and key.request is None:
             return "malformed", "the key names no request"
-        if key.context is not None and key.context_version is not None:
-            seen = self._versions.get(key.context, key.context_version)
-            if key.context_version < seen:
-                return "stale_version", f"version {key.context_version}, seen {seen}"
-            if axis in _CONTEXT_AXES:
-                self._saw_version(key)
+        if axis in _CONTEXT_AXES:
+            if stale := self._stale(key, self._versions.get(key.context)):
+                return "stale_version", stale
+            self._saw_version(key)
+        elif stale := self._stale(key, self._served_versions.get(key.request or "")):
+            return "stale_version", stale
         return None
+
+    @staticmethod
+    def _stale(key: Key, seen: int | None) -> str:
+        """What is wrong with the version that a control names; empty if nothing is."""
+        named = key.context_version
+        if seen is None or named is None or named >= seen:
+            return ""
+        return f"version {named}, seen {seen}"
 
     def _arbitrate(self, step: Step, operation: Operation) -> None:
         place = place_of(AXES[type(operation.control)], operation.key)
@@ -315,16 +326,21 @@ class Intake:
         assert key.request is not None
         self._requests.setdefault(key.request, set())
         self._saw_version(key)
+        if key.context_version is not None:
+            self._served_versions[key.request] = key.context_version
         for operation in self._parked.pop(key.request, {}).values():
-            if operation.deadline_s > now:
-                self._arbitrate(step, operation)
-            else:
+            if operation.deadline_s <= now:
                 self._end(step, operation, "failed", "deadline", "its request came too late")
+            elif stale := self._stale(operation.key, key.context_version):
+                self._end(step, operation, "failed", "stale_version", stale)
+            else:
+                self._arbitrate(step, operation)
         return step
 
     def request_ended(self, request: str) -> Step:
         """A request has left the engine; what is still open for it ends."""
         step = Step()
+        self._served_versions.pop(request, None)
         open_ones = [self._open[id] for id in sorted(self._requests.pop(request, ()))]
         for operation in [*open_ones, *self._parked.get(request, {}).values()]:
             self._stop(step, operation, "request_gone", "the request has ended")
@@ -365,6 +381,7 @@ class Intake:
             self._end(step, operation, "failed", reason)
         self._parked.clear()
         self._requests.clear()
+        self._served_versions.clear()
         self._timers.clear()
         self._versions.clear()
         self._arbiter = Arbiter(self._arbiter.ranks)

@@ -22,6 +22,7 @@ from hear.messages import (
     Prepare,
     Prioritise,
     Retain,
+    Withdraw,
 )
 
 ONCE = "docs/design.md: operations are idempotent"
@@ -264,3 +265,25 @@ async def stale_version(factory: EngineFactory) -> None:
         late = b.send(Retain(lease_s=1.0), context="c", version=3)
         expected = ("rejected", "stale_version") if b.claims("retain") else ("unsupported", None)
         await b.end_of(late, *expected)
+
+
+@rule("HEAR-VERSION-2", "A control on a request is not stale for a sibling's version", VERSION)
+async def siblings(factory: EngineFactory) -> None:
+    async with bench(factory) as b:
+        async with b.busy():
+            older = await b.launch(b.request("older", context="c", num_blocks=2, version=2))
+            newer = await b.launch(b.request("newer", context="c", num_blocks=2, version=9))
+            for kind in filter(b.claims, REQUEST_KINDS):
+                old, fresh = (
+                    b.send(sample(b, kind), by=kind, request="older", context="c", version=version)
+                    for version in (1, 2)
+                )
+                await b.end_of(old, "rejected", "stale_version")
+                await b.end_of(b.send(Withdraw(), by=kind), "completed")
+                outcome = await b.end_of(fresh)
+                require(
+                    outcome.reason != "stale_version",
+                    f"{kind} is about a request that is served, and not stale",
+                )
+        await b.result(older)
+        await b.result(newer)

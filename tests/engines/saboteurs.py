@@ -418,6 +418,20 @@ def versions_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Intake, "_saw_version", lambda self, key: None)
 
 
+@breaks("HEAR-VERSION-2")
+def a_sibling_makes_a_request_stale(patch: pytest.MonkeyPatch) -> None:
+    check = Intake._check
+
+    def sabotaged(self: Intake, operation: Operation) -> tuple[str, str] | None:
+        key = operation.key
+        seen = self._versions.get(key.context or "", 0)
+        if key.request is not None and (key.context_version or seen) < seen:
+            return "stale_version", ""
+        return check(self, operation)
+
+    patch.setattr(Intake, "_check", sabotaged)
+
+
 # -- tenants --------------------------------------------------------------------------------------
 
 

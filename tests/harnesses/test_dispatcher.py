@@ -333,6 +333,21 @@ async def test_a_stale_route_does_nothing(autojump_clock: trio.testing.MockClock
         assert p.end(fresh) == ("completed", "", "c")
 
 
+async def test_routes_of_siblings_on_one_context_are_all_followed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with pool() as p, trio.open_nursery() as nursery:
+        routes = {}
+        for version in range(2, 10):
+            id, engine = f"c/{version}", "abc"[version % 3]
+            nursery.start_soon(partial(p.where, id, version=version))
+            routes[id] = engine, p.route(engine, request=id, context="c", context_version=version)
+        await trio.sleep(1)
+        for id, (engine, operation) in routes.items():
+            assert p.end(operation) == ("completed", "", engine)
+            assert id in p.engines[engine].sent
+
+
 async def test_a_cancelled_route_has_no_effect(autojump_clock: trio.testing.MockClock) -> None:
     async with pool() as p, trio.open_nursery() as nursery:
         nursery.start_soon(p.where)

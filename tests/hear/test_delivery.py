@@ -1,10 +1,11 @@
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.delivery import Arrival, GapDetector, Outbox, Sequencer
+from hear.delivery import SPARE_TIMERS, Arrival, GapDetector, Outbox, Sequencer
 from hear.errors import LocalProtocolError
 from hear.messages import (
     DEFAULT_TENANT,
@@ -233,6 +234,26 @@ def test_a_control_is_sent_again_with_growing_pauses_until_it_is_given_up() -> N
         assert (again, lost) == (([sent], []) if due < 30.0 else ([], [op]))
     assert times == [1.0, 3.0, 7.0, 15.0, 23.0, 30.0]
     assert (op.phase, len(outbox)) == ("failed", 0)
+
+
+def test_a_control_that_nobody_answers_is_sent_again_for_a_day_at_the_longest_pause() -> None:
+    outbox, sent = Outbox(first_retry_s=1.0, max_retry_s=16.0), control()
+    op = submit(outbox, sent, give_up_s=86_400.0)
+    times = [0.0]
+    while (due := outbox.next_due()) is not None:
+        _, lost = outbox.due(due)
+        times.append(due)
+        assert lost == ([op] if due == 86_400.0 else [])
+    assert len(times) > 5_000
+    assert {b - a for a, b in pairwise(times[5:-1])} == {16.0}
+
+
+def test_asking_again_for_hours_leaves_no_timers_behind() -> None:
+    outbox, sent = Outbox(), control()
+    submit(outbox, sent, give_up_s=86_400.0)
+    for second in range(10_000):
+        assert outbox.ask_again(float(second)) == [sent]
+    assert len(outbox._timers) <= SPARE_TIMERS + 2
 
 
 def test_nothing_is_sent_before_it_is_due() -> None:
