@@ -194,7 +194,7 @@ class Intake:
         elif axis != "none" and key.request is None:
             return "malformed", "the key names no request"
         if axis in _CONTEXT_AXES:
-            if stale := self._stale(key, self._versions.get(key.context)):
+            if stale := self._stale(key, self._versions.get(key.context or "")):
                 return "stale_version", stale
             self._saw_version(key)
         elif stale := self._stale(key, self._served_versions.get(key.request or "")):

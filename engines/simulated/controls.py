@@ -122,12 +122,14 @@ class Controls(ControlTable):
         return DONE
 
     def _bound_wait(self, operation: Operation, now: float) -> Verdict:
-        control, request = operation.control, self._waiting(operation)
+        control, request = operation.control, self._request(operation)
         assert isinstance(control, BoundWait)
-        if isinstance(request, Verdict):
-            return request
+        if request is None:
+            return Verdict("failed", "request_gone")
         required = control.force == "requirement"
         self._scheduler.waiting.bound(request, control.max_wait_s, required=required)
+        if request not in self._scheduler.waiting:
+            return DONE  # it waits no more, and is bounded should it be preempted
         request.guard = operation.ref
         self._moved(request)
         return Verdict("accepted", standing=True)

@@ -83,7 +83,7 @@ class WaitingQueue:
     def bound(
         self, request: SimRequest, max_wait_s: float | None, *, required: bool = False
     ) -> None:
-        """Set the bound on a waiting request's wait, or lift that of any request."""
+        """Set the bound on a request's wait, or lift it. It stands until the request ends."""
         request.max_wait_s = max_wait_s
         request.bound_required = required
         request.protected = False

@@ -21,6 +21,7 @@ from hear.messages import (
     Prioritise,
     Retain,
     Route,
+    Withdraw,
 )
 
 EFFECT = "paper, section 3.3: completed only when the effect is there"
@@ -298,3 +299,19 @@ async def cancel_of_another(factory: EngineFactory) -> None:
         await b.end_of(b.send(Cancel(target=lease), by="two"), "rejected", "not_yours")
         require(b.outcome(lease) is None, "the lease goes on")
         await b.end_of(lease, "completed")
+
+
+@rule(
+    "HEAR-EFFECT-12",
+    "BoundWait: of a request that runs it is completed, and can be taken back",
+    EFFECT,
+    needs=("bound_wait",),
+)
+async def bound_of_one_that_runs(factory: EngineFactory) -> None:
+    async with bench(factory) as b, b.busy() as running:
+        bound = BoundWait(max_wait_s=b.engine.quiet_s, force="requirement")
+        guard = b.send(bound, by="guard", request=running.request.id)
+        await b.end_of(guard, "completed")
+        late = b.send(Cancel(target=guard), by="guard", request=running.request.id)
+        await b.end_of(late, "rejected", "already_terminal")
+        await b.end_of(b.send(Withdraw(), by="guard"), "completed")

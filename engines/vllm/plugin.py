@@ -131,6 +131,7 @@ class Plugin:
         self._preemptions += 1
         if standing is not None:
             standing.state = "waiting"
+            self.controls.queue.preempted(standing)
             self._has_moved(standing)
 
     def freed(self, request: Any) -> None:

@@ -56,14 +56,17 @@ class QueueControls:
         return DONE
 
     def bound_wait(self, operation: Operation, now: float) -> Verdict:
-        """Guard a waiting request."""
-        control, standing = operation.control, self._waiting(operation)
+        """Bound a request's wait, now or, if it runs, from when it is preempted."""
+        control, standing = operation.control, self._find(operation)
         assert isinstance(control, BoundWait)
-        if isinstance(standing, Verdict):
-            return standing
+        if standing is None:
+            return Verdict("failed", "request_gone")
         standing.bound_s = control.max_wait_s
         standing.bound_required = control.force == "requirement"
         standing.protected = False
+        if standing.state != "waiting":
+            standing.settle_priority()
+            return DONE
         standing.guard = operation.ref
         self._arm(standing.since_s + control.max_wait_s, standing)
         self._settle(standing)
@@ -132,6 +135,11 @@ class QueueControls:
         if standing.guard is not None:
             self._end(standing.guard, "completed", "protected" if standing.protected else "", "")
             standing.guard = None
+
+    def preempted(self, standing: Standing) -> None:
+        """A request is back in the queue: its bound, if any, counts on from its arrival."""
+        if standing.bound_s is not None and not standing.protected:
+            self._arm(standing.since_s + standing.bound_s, standing)
 
     def next_timer(self) -> float | None:
         """When ``tick`` has to be called next."""

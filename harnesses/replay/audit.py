@@ -98,6 +98,7 @@ class Audit:
         self.guard_violations = 0
         self._sent: dict[str, _Sent] = {}
         self._asked: dict[str, tuple[str, _Bound]] = {}
+        self._accepted: set[str] = set()  # of those asked for
         self._engines: dict[str, _Engine] = {}
 
     async def run(
@@ -153,6 +154,7 @@ class Audit:
             if operation in self._asked:
                 request, bound = self._asked[operation]
                 engine.bounds[request] = bound
+                self._accepted.add(operation)
         elif outcome.status in TERMINAL:
             sent = self._sent.setdefault(operation, _Sent())
             if sent.end is None:
@@ -168,13 +170,18 @@ class Audit:
     ) -> None:
         """Drop the bounds that hold no more; one that was kept to its end may be asked for again.
 
-        A request that is preempted after it has started is still guarded.
+        A request that is preempted after it has started is still guarded, also by a bound that was
+        completed at once since the request ran.
         """
         asked = self._asked.pop(operation, None)
-        if asked is not None and outcome.status != "completed":
+        if asked is not None:
             request, bound = asked
-            if engine.bounds.get(request) == bound:
-                del engine.bounds[request]
+            if outcome.status != "completed":
+                if engine.bounds.get(request) == bound:
+                    del engine.bounds[request]
+            elif operation not in self._accepted:
+                engine.bounds[request] = bound
+            self._accepted.discard(operation)
         if sent.withdraws is not None and outcome.status == "completed":
             kept = engine.bounds.items()
             engine.bounds = {r: b for r, b in kept if b.source != sent.withdraws}

@@ -97,6 +97,17 @@ def nobody_is_ever_protected(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WaitingQueue, "next_release", lambda self: None)
 
 
+@breaks("HEAR-EFFECT-12")
+def a_bound_is_for_those_that_wait(patch: pytest.MonkeyPatch) -> None:
+    bound_wait = Controls._bound_wait
+
+    def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
+        waiting = self._waiting(operation)
+        return waiting if isinstance(waiting, Verdict) else bound_wait(self, operation, now)
+
+    patch.setattr(Controls, "_bound_wait", sabotaged)
+
+
 @breaks("HEAR-FORCE-2")
 def holds_outlast_bounds(patch: pytest.MonkeyPatch) -> None:
     hold = WaitingQueue.hold

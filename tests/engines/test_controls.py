@@ -100,7 +100,33 @@ ABOUT_WAITING: tuple[Control, ...] = (
 )
 
 
-@pytest.mark.parametrize("control", ABOUT_WAITING, ids=lambda c: type(c).__name__)
+async def test_the_bound_of_a_request_that_ran_already_counts_once_it_is_preempted(
+    autojump_clock: MockClock,
+) -> None:
+    async with running(profile(gpu=6, seqs=2)) as run:
+        await run.start("first", num_blocks=1, output_tokens=3 * BLOCK)
+        await run.start("r", num_blocks=1, output_tokens=3 * BLOCK)
+        await trio.sleep(0.1)
+        guarded = run.engine._requests[own("r")]
+        assert guarded.state == "running"
+        verdict = run.apply(BoundWait(max_wait_s=0.0, force="requirement"))
+        assert (verdict.status, verdict.reason) == ("completed", "")
+        with trio.fail_after(100):
+            while not guarded.preemptions:  # noqa: ASYNC110 - nobody tells of it
+                await trio.sleep(0.001)
+            await run.start("hot", num_blocks=1)
+            run.apply(Prioritise(priority=-9), "hot")
+            while not guarded.protected:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        waiting = [row.request for row in run.engine.queue().waiting]
+        assert waiting == ["r", "hot"]
+
+
+@pytest.mark.parametrize(
+    "control",
+    [c for c in ABOUT_WAITING if not isinstance(c, BoundWait)],
+    ids=lambda c: type(c).__name__,
+)
 async def test_what_is_about_waiting_is_rejected_for_one_that_runs(
     control: Control, autojump_clock: MockClock
 ) -> None:

@@ -128,6 +128,33 @@ def test_who_asks_again_may_not_be_answered_otherwise(run: Run) -> None:
     assert run.problems == TWO_ENDS
 
 
+def test_a_bound_that_was_completed_since_its_request_ran_holds_when_that_is_preempted(
+    run: Run,
+) -> None:
+    run.wait("r")
+    run.start("r")
+    run.control("guard", BoundWait(max_wait_s=40.0, force="requirement"))
+    run.outcome("guard", "completed")
+    run.now = 50.0
+    run.wait("r", since_s=0.0)  # it was preempted
+    run.wait("later")
+    run.start("later")
+    assert run.problems == PASSED
+
+
+def test_a_bound_that_was_replaced_does_not_come_back_with_its_end(run: Run) -> None:
+    run.wait("r")
+    run.control("old", BoundWait(max_wait_s=1.0))
+    run.outcome("old", "accepted")
+    run.control("new", BoundWait(max_wait_s=100.0))
+    run.outcome("new", "accepted")
+    run.outcome("old", "completed", reason="renewed")
+    run.now = 50.0
+    run.wait("later")
+    run.start("later")
+    assert run.audit.guard_violations == 0
+
+
 def test_a_control_that_cannot_be_read_is_an_operation_too(run: Run) -> None:
     run.control("op", Prioritise(priority="first"))  # type: ignore[arg-type]
     assert run.problems == NO_END
