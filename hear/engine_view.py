@@ -6,11 +6,13 @@ All of it was observed and may be out of date: each part tells when it was last 
 gap the residency of an engine is *unknown*, not empty and not as before, until a snapshot comes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 
 from hear.delivery import Arrival, GapDetector
 from hear.errors import RemoteProtocolError
 from hear.messages import (
+    BlockChange,
     CapabilitiesReported,
     CostsReported,
     Envelope,
@@ -30,6 +32,14 @@ MAX_REQUESTS = 100_000
 
 ASK_AGAIN_S = 1.0
 """How long to wait for a snapshot before asking for it again: it may have been lost as well."""
+
+
+class StateRefusedError(RemoteProtocolError):
+    """A state message that cannot be taken over. ``ask`` says whether to ask for a snapshot now."""
+
+    def __init__(self, message: str, *, ask: bool) -> None:
+        super().__init__(message)
+        self.ask = ask
 
 
 class EngineView:
@@ -91,7 +101,7 @@ class EngineView:
         ``seq`` is the number in its envelope.
 
         Raises:
-            RemoteProtocolError: block hashes cannot be read, or change as no engine's do; residency
+            StateRefusedError: block hashes cannot be read, or change as no engine's do; residency
                 is unknown from here on.
         """
         match message:
@@ -124,17 +134,15 @@ class EngineView:
         self, message: ResidencyChanged, arrival: Arrival, time_s: float, seq: int
     ) -> bool:
         if arrival is Arrival.GAP:
-            return self._lose_residency(time_s)
+            self._lose_residency()
+            self._asked_s["residency"] = time_s
+            return True
         if arrival is Arrival.NEXT and seq == 1 and not self.residency_listed:
             self.residency.clear()  # of what a snapshot that did not come whole may have left
             self.residency_known = True  # before its first change a stream is empty
         if not self.residency_listed:
             return self._asks("residency", time_s)
-        try:
-            self.residency.apply_all(message.changes)
-        except RemoteProtocolError:
-            self._lose_residency(time_s)
-            raise
+        self._apply_blocks(message.changes, time_s)
         return False
 
     def _replace_residency(
@@ -149,28 +157,37 @@ class EngineView:
             self._snapshot_of = seq, whole
             self._next_part = 0
         if message.part != self._next_part or (seq, whole) != self._snapshot_of:
-            return self._lose_residency(time_s)  # some part of it was lost
-        try:
-            self.residency.apply_all(message.chains)
-        except RemoteProtocolError:
-            self._lose_residency(time_s)
-            raise
+            self._lose_residency()  # some part of it was lost
+            return self._asks("residency", time_s, first=True)
+        self._apply_blocks(message.chains, time_s)
         self._next_part += 1
         complete = self._next_part >= message.parts
         self.residency_known = complete and whole
         self.residency_partial = complete and not whole
         return False
 
-    def _lose_residency(self, time_s: float) -> bool:
+    def _apply_blocks(self, changes: Iterable[BlockChange], time_s: float) -> None:
+        try:
+            self.residency.apply_all(changes)
+        except RemoteProtocolError as error:
+            self._lose_residency()
+            # What was refused may be refused again, also if it was the snapshot asked for.
+            raise StateRefusedError(
+                str(error), ask=self._asks("residency", time_s, first=True)
+            ) from error
+
+    def _lose_residency(self) -> None:
         self.residency.clear()
         self.residency_known = self.residency_partial = False
         self._next_part = 0
-        self._asked_s["residency"] = time_s
-        return True
 
-    def _asks(self, stream: str, time_s: float) -> bool:
-        """Whether to ask again for the snapshot of a stream that is not known."""
-        if time_s - self._asked_s.setdefault(stream, time_s) < ASK_AGAIN_S:
+    def _asks(self, stream: str, time_s: float, *, first: bool = False) -> bool:
+        """Whether to ask again for the snapshot of a stream that is not known.
+
+        ``first`` says whether to ask if that was never done: whoever subscribes is given one.
+        """
+        asked_s = self._asked_s.setdefault(stream, -inf if first else time_s)
+        if time_s - asked_s < ASK_AGAIN_S:
             return False
         self._asked_s[stream] = time_s
         return True
@@ -229,7 +246,11 @@ class EngineViews(Mapping[str, EngineView]):
         return len(self._views)
 
     def apply(self, envelope: Envelope, message: Message) -> bool:
-        """Take over a state message; returns whether a snapshot of its stream is needed."""
+        """Take over a state message; returns whether a snapshot of its stream is needed.
+
+        Raises:
+            StateRefusedError: as ``EngineView.apply``.
+        """
         engine = envelope.key.engine or envelope.source
         view = self._views.get(engine)
         if view is None:

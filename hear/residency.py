@@ -21,8 +21,6 @@ from hear.messages import BlockChange, BlocksRemoved, BlocksStored
 
 _NO_CHILDREN: Final[tuple[int, ...]] = ()
 _MAX_MOVES: Final = 200_000
-_MOVES_OF_A_WATCH: Final = 32
-"""What finding a watched prompt's count anew costs, in moves of a block."""
 _LONG: Final = 8
 """From how many blocks on it pays to look at a chain as a whole first (benchmarks/hot_paths.py)."""
 
@@ -52,8 +50,8 @@ class ResidencyDirectory:
         self._unreachable: set[int] = set()
         self._watches: dict[str, _Watch] = {}
         self._watchers: dict[int, set[_Watch]] = {}
-        # Watches of which a watched block moved within the change that is being applied.
-        self._touched: set[_Watch] = set()
+        # Watched blocks that came or went within the message that is being applied.
+        self._touched: set[int] = set()
         self._num_moves = 0
         self._changed: set[_Watch] = set()
 
@@ -62,20 +60,26 @@ class ResidencyDirectory:
     def apply_all(self, changes: Iterable[BlockChange]) -> None:
         """Take over the changes of one message.
 
+        Each prompt that is watched is matched anew once at most, however many changes concern it:
+        what a message costs beside its own length is bounded by what this reader watches.
+
         Raises:
             RemoteProtocolError: packed hashes cannot be read, or the beginnings of long chains come
                 and go so often that no engine can have done it. Some of the changes are applied.
         """
         self._num_moves = 0
         most_held = self._num_blocks
-        for change in changes:
-            self.apply(change)
-            most_held = max(most_held, self._num_blocks)
-            if self._num_moves > _MAX_MOVES + 2 * most_held:
-                raise RemoteProtocolError(
-                    f"changes of residency: {self._num_moves} blocks became reachable or no longer "
-                    f"were, in one message, where at most {most_held} were held"
-                )
+        try:
+            for change in changes:
+                self._apply(change)
+                most_held = max(most_held, self._num_blocks)
+                if self._num_moves > _MAX_MOVES + 2 * most_held:
+                    raise RemoteProtocolError(
+                        f"changes of residency: {self._num_moves} blocks became reachable or no "
+                        f"longer were, in one message, where at most {most_held} were held"
+                    )
+        finally:
+            self._settle()
 
     def apply(self, change: BlockChange) -> None:
         """Take over one reported change.
@@ -83,22 +87,20 @@ class ResidencyDirectory:
         Raises:
             RemoteProtocolError: the packed hashes cannot be read; nothing is changed.
         """
+        self._apply(change)
+        self._settle()
+
+    def _apply(self, change: BlockChange) -> None:
         if isinstance(change, BlocksStored):
             self._stored(change.tier, change.parent, unpack(change.prefix_hashes))
         elif isinstance(change, BlocksRemoved):
             self._removed(change.tier, unpack(change.prefix_hashes))
         else:
             self._cleared(change.tier)
-        self._settle()
 
     def clear(self) -> None:
         """Forget every block, but not who watches."""
-        for held in self._tiers.values():
-            held.clear()
-        self._num_blocks = 0
-        self._children.clear()
-        self._unreachable.clear()
-        self._touched.update(self._watches.values())
+        self._cleared(None)
         self._settle()
 
     def _stored(self, tier: str, parent: int | None, hashes: Sequence[int]) -> None:
@@ -159,7 +161,12 @@ class ResidencyDirectory:
 
     def _cleared(self, tier: str | None) -> None:
         if tier is None:
-            self.clear()
+            for held in self._tiers.values():
+                held.clear()
+            self._num_blocks = 0
+            self._children.clear()
+            self._unreachable.clear()
+            self._touched.update(self._watchers)
         else:
             self._removed(tier, list(self._tiers.get(tier, ())))
 
@@ -183,8 +190,7 @@ class ResidencyDirectory:
         if not reachable:
             self._unreachable.add(block)
             return
-        if block in self._watchers:
-            self._touched |= self._watchers[block]
+        self._touch(block)
         if self._unreachable:
             for found in self._descendants(block):
                 self._unreachable.discard(found)
@@ -203,8 +209,7 @@ class ResidencyDirectory:
         if block in self._unreachable:
             self._unreachable.discard(block)
             return
-        if block in self._watchers:
-            self._touched |= self._watchers[block]
+        self._touch(block)
         if block in self._children:
             for lost in self._descendants(block):
                 self._unreachable.add(lost)
@@ -228,7 +233,7 @@ class ResidencyDirectory:
 
     def _touch(self, block: int) -> None:
         if block in self._watchers:
-            self._touched |= self._watchers[block]
+            self._touched.add(block)
 
     # -- what a reader asks -------------------------------------------------------------------
 
@@ -295,16 +300,18 @@ class ResidencyDirectory:
         return changed
 
     def _settle(self) -> None:
-        # Once a change, not once a block: a chain of 500 blocks may move 100 waiting requests.
-        self._num_moves += _MOVES_OF_A_WATCH * len(self._touched)
-        for watch in self._touched:
+        # Once a message, not once a block: a chain of 500 blocks may move 100 waiting requests.
+        if not self._touched:
+            return
+        touched = set[_Watch]().union(*map(self._watchers.__getitem__, self._touched))
+        self._touched.clear()
+        for watch in touched:
             count = self.match(watch.hashes)
             if count != watch.count:
                 self._unpost(watch)
                 watch.count = count
                 self._post(watch)
                 self._changed.add(watch)
-        self._touched.clear()
 
     def _posts(self, watch: _Watch) -> Sequence[int]:
         first = max(watch.count - 1, 0)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from hear.blocks import unpack
 from hear.codec import open_body
 from hear.delivery import Arrival, GapDetector, Outbox, Sequencer
-from hear.engine_view import EngineViews
+from hear.engine_view import EngineViews, StateRefusedError
 from hear.errors import (
     BusError,
     LaggedError,
@@ -243,9 +243,9 @@ class PolicyRunner:
             self._meet(envelope.key.engine or envelope.source, envelope.epoch)
             try:
                 needs_snapshot = self._s.apply(envelope, message)
-            except RemoteProtocolError as error:
+            except StateRefusedError as error:
                 _log.warning("message.unreadable", policy=self.source, error=str(error))
-                return True
+                return error.ask
             self.statistics.gaps = self._s.gaps
             return needs_snapshot
         if envelope.category == "outcome":

@@ -16,8 +16,7 @@ from hear.buses.tap.lines import of_tenant
 from hear.buses.tap.reading import read
 from hear.buses.tap.timelines import RequestPicture, Timelines
 from hear.delivery import Arrival
-from hear.engine_view import EngineView, EngineViews
-from hear.errors import RemoteProtocolError
+from hear.engine_view import EngineView, EngineViews, StateRefusedError
 from hear.escaping import printable
 from hear.harness_view import HarnessView
 from hear.messages import ContextVersioned, Envelope, Message, RequestDescribed
@@ -171,9 +170,9 @@ class Board:
             views = self._engines.setdefault(envelope.tenant, EngineViews())
         try:
             return views.apply(envelope, message)
-        except RemoteProtocolError:
+        except StateRefusedError as error:
             self._unreadable += 1
-            return True
+            return error.ask
         finally:
             views.changes.clear()
 

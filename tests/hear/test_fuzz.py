@@ -15,8 +15,8 @@ from benchmarks.fuzz_workers import BATCH, Limits, inputs_of, read_all, reduced,
 from hear import codec
 from hear.blocks import pack
 from hear.delivery import Arrival, GapDetector, Sequencer
-from hear.engine_view import MAX_REQUESTS, EngineViews
-from hear.errors import HearError, LocalProtocolError, RemoteProtocolError
+from hear.engine_view import MAX_REQUESTS, EngineViews, StateRefusedError
+from hear.errors import HearError, LocalProtocolError
 from hear.harness_view import MAX_GAPS, HarnessView
 from hear.intake import Intake
 from hear.messages import (
@@ -32,6 +32,7 @@ from hear.messages import (
     RequestDescribed,
     RequestOutcome,
     ResidencyChanged,
+    ResidencySnapshot,
     WaitingRequest,
 )
 from hear.residency import ResidencyDirectory
@@ -295,13 +296,53 @@ def test_a_chain_whose_beginning_comes_and_goes_all_the_time_makes_residency_unk
     views, engine, key = EngineViews(), Sequencer("e0"), Key(engine="e0")
     message = ResidencyChanged(changes=tuple(changes))
     begun = time.process_time()
-    with pytest.raises(RemoteProtocolError, match="30000 were held"):
+    with pytest.raises(StateRefusedError, match="30000 were held") as refused:
         views.apply(engine.wrap(message, key, 0.0), message)
+    assert refused.value.ask
     assert time.process_time() - begun < 1.5
     assert not views["e0"].residency_known
     assert views["e0"].residency.num_blocks() == 0
     later = ResidencyChanged(changes=(FIRST,))
     assert views.apply(engine.wrap(later, key, 1.5), later)  # asks for a snapshot
+
+
+def test_a_snapshot_that_is_refused_is_asked_for_once_a_second_and_no_more() -> None:
+    views, engine, key = EngineViews(), Sequencer("e0"), Key(engine="e0")
+    storm = ResidencySnapshot(chains=(chain(30_000),), part=0, parts=1)
+    bad = msgspec.structs.replace(storm, chains=(BlocksStored(tier="gpu", prefix_hashes=b"odd"),))
+    asked = []
+    for tenth in range(31):
+        with pytest.raises(StateRefusedError) as refused:
+            views.apply(engine.wrap_snapshot(bad, key, tenth / 10), bad)
+        asked.append(refused.value.ask)
+    assert [at for at, ask in enumerate(asked) if ask] == [0, 10, 20, 30]
+    assert not views.apply(engine.wrap_snapshot(storm, key, 3.1), storm)
+    assert views["e0"].residency_known
+
+
+def test_what_thousands_watch_alike_may_come_and_go() -> None:
+    directory, shared = ResidencyDirectory(), list(range(1, 65))
+    for number in range(6_500):
+        directory.watch(f"r{number}", [*shared, 1_000 + number])
+    directory.apply_all([BlocksStored(tier="gpu", prefix_hashes=pack(shared))])
+    assert len(directory.take_changed()) == 6_500
+    assert directory.count("r17") == 64
+    one_by_one: list[BlockChange] = [
+        BlocksRemoved(tier="gpu", prefix_hashes=pack([block])) for block in reversed(shared)
+    ]
+    directory.apply_all(one_by_one)
+    assert directory.count("r17") == 0
+
+
+def test_a_watched_beginning_that_flaps_costs_its_watchers_once_a_message() -> None:
+    directory = ResidencyDirectory()
+    for number in range(2_000):
+        directory.watch(f"r{number}", [1, 1_000 + number])
+    flapping: list[BlockChange] = [FIRST, GONE]
+    begun = time.process_time()
+    directory.apply_all([*flapping * 20_000, FIRST])
+    assert time.process_time() - begun < 1.5
+    assert directory.count("r0") == 1
 
 
 def test_as_many_moves_as_a_large_cache_has_blocks_are_no_storm() -> None:
