@@ -129,7 +129,7 @@ class _Engine:
         if isinstance(message, RequestDescribed) and request is not None:
             self._carry_out(self._intake.request_arrived(envelope.key, self._now))
         elif isinstance(message, RequestOutcome) and request is not None:
-            self._carry_out(self._intake.request_ended(request))
+            self._carry_out(self._intake.request_ended(request, self._now))
         elif isinstance(message, OperationOutcome) and self._accepted:
             operation = self._accepted.pop(next(iter(self._accepted)))
             end = OperationOutcome(status="completed")

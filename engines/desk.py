@@ -144,7 +144,7 @@ class Desk:
             self._publish(outcome, self._at_home(key))
             if outcome.status != "accepted":
                 self._serving.pop(key.request, None)
-                self._carry_out(self._intake.request_ended(key.request))
+                self._carry_out(self._intake.request_ended(key.request, trio.current_time()))
 
     def tell_anew(self, report: Report) -> None:
         """Tell of what a report, of whichever tenant, says of the engine as a whole."""

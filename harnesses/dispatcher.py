@@ -147,7 +147,7 @@ class Dispatcher:
             result = await self._engines[held.engine].generate(request)
         finally:
             del self._held[request.id]
-            self._carry_out(self._intake.request_ended(request.id))
+            self._carry_out(self._intake.request_ended(request.id, trio.current_time()))
         return replaced(result, sent_s=sent_s)
 
     async def _wait_for_routes(self, held: _Held) -> None:

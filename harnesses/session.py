@@ -6,6 +6,7 @@ nothing else: requests go to the engine on their own path.
 
 import trio
 
+from hear.clock import new_epoch
 from hear.delivery import Sequencer
 from hear.messages import DEFAULT_TENANT, Envelope, Key, Message
 from hear.seams import Bus
@@ -21,12 +22,16 @@ class HarnessSession:
         workflow: str,
         source: str,
         tenant: str = DEFAULT_TENANT,
-        epoch: int = 1,
+        epoch: int | None = None,
     ) -> None:
-        """Speak as ``source``; one that was there before has to begin at a larger ``epoch``."""
+        """Speak as ``source``, by default in an epoch of its own.
+
+        An ``epoch`` that is given has to be larger than that of any session of the same source
+        before: readers take what comes in the same one for messages that they have had.
+        """
         self._bus = bus
         self.workflow = workflow
-        self._sequencer = Sequencer(source, epoch, tenant)
+        self._sequencer = Sequencer(source, new_epoch() if epoch is None else epoch, tenant)
 
     def say(
         self,

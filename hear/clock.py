@@ -29,6 +29,14 @@ class SharedClock(trio.abc.Clock):
         return inf if deadline == inf else max(0.0, deadline - self.current_time())
 
 
+_newest = 0
+
+
 def new_epoch() -> int:
-    """An epoch larger than that of any earlier incarnation on this machine: Unix milliseconds."""
-    return time.time_ns() // 1_000_000
+    """An epoch larger than that of any earlier incarnation on this machine: Unix milliseconds.
+
+    Two in one millisecond, or after the wall clock was set back, differ as well.
+    """
+    global _newest
+    _newest = max(_newest + 1, time.time_ns() // 1_000_000)
+    return _newest

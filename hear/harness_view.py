@@ -30,6 +30,9 @@ from hear.messages import (
 
 _V = TypeVar("_V")
 MAX_GAPS = 1_000
+MAX_SPEAKERS = 8
+"""Sources that are remembered of a request or a context: its harness, and the pools on its way."""
+
 _REMEMBER_IDS = 65_536
 
 _OfContext = (
@@ -43,21 +46,41 @@ _OfContext = (
 )
 
 
+class Speakers(Struct):
+    """Who has spoken of a thing, each in which epoch: the newest ``MAX_SPEAKERS`` sources.
+
+    A harness that starts again begins a new epoch, and may use its names again for other things.
+    """
+
+    epochs: OrderedDict[str, int] = field(default_factory=OrderedDict)
+
+    def note(self, envelope: Envelope) -> bool:
+        """Note who speaks; returns whether that one has started again since it last did."""
+        before = self.epochs.pop(envelope.source, envelope.epoch)
+        self.epochs[envelope.source] = max(before, envelope.epoch)
+        if len(self.epochs) > MAX_SPEAKERS:
+            self.epochs.popitem(last=False)
+        return envelope.epoch > before
+
+
 class RequestView(Struct):
-    """A request that has not ended."""
+    """A request that has not ended. ``life`` tells it from others that had its name before."""
 
     id: str
     key: Key
     description: RequestDescribed
     described_s: float
     ready: bool
+    speakers: Speakers
+    life: int
     accepted: bool = False
 
 
 class ContextView(Struct):
     """A context. ``turns`` counts its completed requests; ``gaps_s`` are the pauses before them.
 
-    Of the pauses the last ``MAX_GAPS`` are kept.
+    Of the pauses the last ``MAX_GAPS`` are kept. All of it is forgotten when the harness that
+    speaks of it has started again.
     """
 
     id: str
@@ -70,6 +93,14 @@ class ContextView(Struct):
     pause: ContextPaused | None = None
     paused_s: float | None = None
     reuse: ReuseExpected | None = None
+    speakers: Speakers = field(default_factory=Speakers)
+
+
+class _Completed(Struct):
+    """A request that has completed, when, and who had described it."""
+
+    time_s: float
+    speakers: Speakers
 
 
 class HarnessView:
@@ -87,7 +118,8 @@ class HarnessView:
         self.now = 0.0
         self._max_requests = max_requests
         self._max_contexts = max_contexts
-        self._completed: OrderedDict[str, None] = OrderedDict()
+        self._completed: OrderedDict[str, _Completed] = OrderedDict()
+        self._num_lives = 0
         self._seen: OrderedDict[str, None] = OrderedDict()
 
     def ready_requests(self) -> Iterator[RequestView]:
@@ -98,7 +130,7 @@ class HarnessView:
 
     def apply(self, envelope: Envelope, message: Message) -> None:
         """Take over an intent message or a request's outcome; one delivered twice counts once."""
-        key, time_s = envelope.key, envelope.time_s
+        key = envelope.key
         if envelope.id in self._seen:
             return
         self._keep(self._seen, envelope.id, None, _REMEMBER_IDS)
@@ -106,31 +138,31 @@ class HarnessView:
             if key.workflow is not None:
                 self._keep(self.workflows, key.workflow, message, self._max_contexts)
         elif isinstance(message, RequestDescribed | RequestReadinessChanged | RequestOutcome):
-            self._apply_request(key, message, time_s)
+            self._apply_request(envelope, message)
         elif not isinstance(message, _OfContext):
             return
         elif key.context is not None:
-            self._apply_context(key, message, time_s)
+            self._apply_context(envelope, message)
         self.changes.append((key, message))
 
     def _apply_request(
         self,
-        key: Key,
+        envelope: Envelope,
         message: RequestDescribed | RequestReadinessChanged | RequestOutcome,
-        time_s: float,
     ) -> None:
+        key, time_s = envelope.key, envelope.time_s
         if key.request is None:
             return
         known = self.requests.get(key.request)
         if isinstance(message, RequestDescribed):
-            if key.request in self._completed:
+            if not self._begins_anew(envelope, key.request):
                 return  # its outcome took the shorter way
-            view = RequestView(key.request, key, message, time_s, message.ready)
-            if known is not None:  # said again, as when a pool has found an engine for it
-                view.described_s, view.accepted = known.described_s, known.accepted
+            if known is not None and known.speakers.note(envelope):
+                known = None
+            view = self._described(envelope, key.request, message, known)
             self._keep(self.requests, key.request, view, self._max_requests)
             if key.context is not None:
-                context = self._context(key)
+                context = self._context(key, envelope)
                 if known is None and context.last_completed_s is not None:
                     context.gaps_s.append(max(time_s - context.last_completed_s, 0.0))
                     del context.gaps_s[:-MAX_GAPS]
@@ -144,18 +176,54 @@ class HarnessView:
         else:
             self.requests.pop(key.request, None)
             if message.status == "completed":
-                self._keep(self._completed, key.request, None, self._max_requests)
+                speakers = Speakers() if known is None else known.speakers
+                completed = _Completed(time_s, speakers)
+                self._keep(self._completed, key.request, completed, self._max_requests)
                 if key.context is not None:
                     context = self._context(key)
                     context.turns += 1
                     context.last_completed_s = time_s
 
-    def _apply_context(self, key: Key, message: _OfContext, time_s: float) -> None:
+    def _begins_anew(self, envelope: Envelope, request: str) -> bool:
+        """Whether a description is of a request that has not completed yet."""
+        completed = self._completed.get(request)
+        if completed is None:
+            return True
+        if envelope.source in completed.speakers.epochs:
+            anew = completed.speakers.note(envelope)
+        else:
+            anew = envelope.time_s > completed.time_s
+        if anew:
+            del self._completed[request]
+        return anew
+
+    def _described(
+        self, envelope: Envelope, request: str, message: RequestDescribed, known: RequestView | None
+    ) -> RequestView:
+        view = RequestView(
+            id=request,
+            key=envelope.key,
+            description=message,
+            described_s=envelope.time_s,
+            ready=message.ready,
+            speakers=Speakers(),
+            life=self._num_lives,
+        )
+        if known is None:
+            self._num_lives += 1
+            view.speakers.note(envelope)
+        else:  # said again, as when a pool has found an engine for it
+            view.described_s, view.accepted = known.described_s, known.accepted
+            view.speakers, view.life = known.speakers, known.life
+        return view
+
+    def _apply_context(self, envelope: Envelope, message: _OfContext) -> None:
+        key, time_s = envelope.key, envelope.time_s
         assert key.context is not None
         if isinstance(message, ContextClosed):
             self.contexts.pop(key.context, None)
             return
-        context = self._context(key)
+        context = self._context(key, envelope)
         match message:
             case ContextOpened():
                 context.role = message.role
@@ -168,12 +236,17 @@ class HarnessView:
             case ReuseExpected():
                 context.reuse = message
 
-    def _context(self, key: Key) -> ContextView:
+    def _context(self, key: Key, intent: Envelope | None = None) -> ContextView:
+        """The context of a key; ``intent`` is what a harness has said of it just now."""
         assert key.context is not None
         context = self.contexts.get(key.context)
+        if context is not None and intent is not None and context.speakers.note(intent):
+            context = None
         if context is None:
             context = ContextView(key.context)
             self._keep(self.contexts, key.context, context, self._max_contexts)
+            if intent is not None:
+                context.speakers.note(intent)
         if key.context_version is not None:
             context.version = max(context.version, key.context_version)
         return context

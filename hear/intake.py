@@ -6,7 +6,7 @@ no engine: it returns a ``Step`` that tells its driver (``hear.engines.worker``)
 the backend and what to answer, and is told the results.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -30,6 +30,9 @@ from hear.seams import OperationEnded, Verdict
 
 DEFAULT_DEADLINE_S = 60.0
 MAX_DEADLINE_S = 3600.0
+GONE_S = 60.0
+"""How long a control fails at once since its request has ended; later ones wait for a request."""
+
 _SPARE_TIMERS = 1_024
 _CONTEXT_AXES = ("retention", "placement")
 
@@ -91,8 +94,7 @@ class Intake:
         # A control on a request is compared with the version of that request alone: a context may
         # fork, and requests on several of its versions may be served at once.
         self._served_versions: dict[str, int] = {}
-        self._gone: set[str] = set()
-        self._gone_order: deque[str] = deque()
+        self._gone: OrderedDict[str, float] = OrderedDict()  # and when; the latest stand last
         self._versions: OrderedDict[str, int] = OrderedDict()
         self._timers: list[tuple[float, str]] = []
         self._standing: set[str] = set()
@@ -161,7 +163,7 @@ class Intake:
             self._withdraw(step, operation)
         elif AXES[type(control)] not in _CONTEXT_AXES and key.request not in self._requests:
             assert key.request is not None
-            if key.request in self._gone:
+            if self._has_gone(key.request, operation.submitted_s):
                 self._accept(operation)
                 self._end(step, operation, "failed", "request_gone", "the request has ended")
             else:
@@ -337,8 +339,12 @@ class Intake:
                 self._arbitrate(step, operation)
         return step
 
-    def request_ended(self, request: str) -> Step:
-        """A request has left the engine; what is still open for it ends."""
+    def request_ended(self, request: str, now: float) -> Step:
+        """A request has left the engine; what is still open for it ends.
+
+        Controls that name it fail at once for ``GONE_S`` from now on; later its name may be that
+        of a new request, as where a harness has started again and counts from 1.
+        """
         step = Step()
         self._served_versions.pop(request, None)
         open_ones = [self._open[id] for id in sorted(self._requests.pop(request, ()))]
@@ -347,12 +353,16 @@ class Intake:
         for axis in set(AXES.values()):
             if axis not in _CONTEXT_AXES:
                 self._arbiter.drop((axis, request))
-        if request not in self._gone:
-            self._gone.add(request)
-            self._gone_order.append(request)
-        while len(self._gone_order) > self._remember:
-            self._gone.discard(self._gone_order.popleft())
+        self._gone[request] = now
+        self._gone.move_to_end(request)
+        if len(self._gone) > self._remember:
+            self._gone.popitem(last=False)
         return step
+
+    def _has_gone(self, request: str, now: float) -> bool:
+        while self._gone and next(iter(self._gone.values())) < now - GONE_S:
+            self._gone.popitem(last=False)
+        return request in self._gone
 
     def expire(self, now: float) -> Step:
         """End what has passed its deadline."""

@@ -43,7 +43,8 @@ class Guard:
         self._control = BoundWait(
             max_wait_s=max_wait_s, force="requirement", reason=f"wait at most {max_wait_s:g} s"
         )
-        self._guarded: dict[str, str] = {}  # requests that have not ended, and on which engine
+        # Requests that have not ended, each with its engine and its life in the harness's view.
+        self._guarded: dict[str, tuple[str, int]] = {}
 
     def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
         """Guard each request that was described, or became ready, since the last decision."""
@@ -59,12 +60,12 @@ class Guard:
                 if message.ready and known is not None and known.key.engine is not None:
                     engine = s.get(known.key.engine)
                     if engine is None or not engine.targets:  # a pool has no queue of its own
-                        yield from self._guard(key.request, known.key.engine)
+                        yield from self._guard(key.request, known.key.engine, known.life)
 
-    def _guard(self, request: str, engine: str) -> Iterable[Ask]:
-        if self._guarded.get(request) == engine:
+    def _guard(self, request: str, engine: str, life: int) -> Iterable[Ask]:
+        if self._guarded.get(request) == (engine, life):
             return
-        self._guarded[request] = engine
+        self._guarded[request] = engine, life
         if len(self._guarded) > _MAX_GUARDED:  # ends that were never heard of
             del self._guarded[next(iter(self._guarded))]
         yield Ask(self._control, Key(request=request, engine=engine))

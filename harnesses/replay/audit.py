@@ -41,12 +41,13 @@ _ROUNDING_S = 1e-6
 class _Sent:
     """An operation: how often it was sent, and how it ended, if it has."""
 
-    __slots__ = ("end", "num_ends", "times", "withdraws")
+    __slots__ = ("end", "end_epoch", "num_ends", "times", "withdraws")
 
     def __init__(self) -> None:
         self.times = 0
         self.num_ends = 0
         self.end: OperationOutcome | None = None
+        self.end_epoch = 0  # of the engine that told it
         self.withdraws: str | None = None  # the policy that leaves with it
 
 
@@ -139,7 +140,7 @@ class Audit:
             case Withdraw() if operation is not None:
                 self._sent[operation].withdraws = envelope.source
             case OperationOutcome() if operation is not None:
-                self._hear_outcome(engine, operation, message)
+                self._hear_outcome(engine, operation, message, envelope.epoch)
             case QueueChanged():
                 self._check_order(engine, message, envelope.time_s)
             case QueueSnapshot():
@@ -149,7 +150,9 @@ class Audit:
 
     # -- operations ---------------------------------------------------------------------------
 
-    def _hear_outcome(self, engine: _Engine, operation: str, outcome: OperationOutcome) -> None:
+    def _hear_outcome(
+        self, engine: _Engine, operation: str, outcome: OperationOutcome, epoch: int
+    ) -> None:
         if outcome.status == "accepted":
             if operation in self._asked:
                 request, bound = self._asked[operation]
@@ -158,11 +161,15 @@ class Audit:
         elif outcome.status in TERMINAL:
             sent = self._sent.setdefault(operation, _Sent())
             if sent.end is None:
-                sent.end = outcome
+                sent.end, sent.end_epoch = outcome, epoch
                 self.outcomes[outcome.status] += 1
                 self._end_bounds(engine, operation, sent, outcome)
             elif sent.end != outcome:
                 sent.num_ends = max(sent.num_ends, sent.times) + 1  # said once, but otherwise
+            elif epoch > sent.end_epoch:
+                # A worker that has started again publishes what it knows of earlier operations.
+                sent.end_epoch = epoch
+                return
             sent.num_ends += 1
 
     def _end_bounds(

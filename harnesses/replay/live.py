@@ -57,8 +57,15 @@ async def play(
     engines = await find_engines(bus, tenant)
     check_engines(engines, workload, tenant)
     clients = {name: client_of(name, told.endpoint) for name, told in engines.items()}
+    epoch = new_epoch()
     run = Replay(
-        workload, loop, progress, lambda envelopes, time_s: None, new_epoch(), tenant=tenant
+        workload,
+        loop,
+        progress,
+        lambda envelopes, time_s: None,
+        epoch,
+        tenant=tenant,
+        prefix=f"{epoch:x}/",
     )
     async with trio.open_nursery() as nursery, reached(bus, clients, tenant) as cluster:
         await nursery.start(run.audit.run, bus)

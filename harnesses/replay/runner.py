@@ -107,13 +107,19 @@ class Replay:
         epoch: int = 1,
         slack_s: float = 0.0,
         tenant: str = DEFAULT_TENANT,
+        prefix: str = "",
     ) -> None:
-        """``epoch`` is that of its harness; ``slack_s`` is for the audit of a real engine."""
+        """``epoch`` is that of its harness; ``slack_s`` is for the audit of a real engine.
+
+        ``prefix`` begins the names of requests and contexts on the bus. Where others are served
+        as well, or the same workload was before, it keeps them apart.
+        """
         self._workload = workload
         self._epoch = epoch
         self._loop = loop
         self._progress = progress
         self._tenant = tenant
+        self._prefix = prefix
         self.audit = Audit(tap, slack_s, tenant=tenant)
         self.turns: list[TurnRecord] = []
         self.runners: tuple[Any, ...] = ()
@@ -192,9 +198,10 @@ class Replay:
                     sessions.start_soon(self._session, session, cluster, sessions)
 
     async def _session(self, session: Session, cluster: Cluster, nursery: trio.Nursery) -> None:
+        context = f"{self._prefix}{session.id}"
         harness = HarnessSession(
             cluster.bus,
-            workflow=session.id,
+            workflow=context,
             source=f"replay/{session.id}",
             tenant=self._tenant,
             epoch=self._epoch,
@@ -204,7 +211,7 @@ class Replay:
             await trio.sleep_until(self._start_s + (session.start_s if first is None else first))
         else:
             await trio.sleep(session.start_s)
-        harness.say(ContextOpened(role=session.role), context=session.id)
+        harness.say(ContextOpened(role=session.role), context=context)
         self._start_sub_agents(session, 0, cluster, nursery)
         if self._loop == "open" and session.turns[0].at_s is not None:
             await self._open_loop(session, harness, cluster, nursery)
@@ -214,7 +221,7 @@ class Replay:
                 await self._turn(session, number, turn, harness, cluster)
                 self._start_sub_agents(session, number, cluster, nursery)
         if session.parent is not None:
-            harness.say(ContextClosed(), context=session.id)
+            harness.say(ContextClosed(), context=context)
         self._ended[session.id].set()
 
     async def _open_loop(
@@ -263,7 +270,8 @@ class Replay:
         harness: HarnessSession,
         cluster: Cluster,
     ) -> None:
-        request = f"{session.id}/{number}"
+        context = f"{self._prefix}{session.id}"
+        request = f"{context}/{number}"
         described = RequestDescribed(
             role=session.role,
             turn=number,
@@ -279,7 +287,7 @@ class Replay:
             harness.say(
                 described,
                 request=request,
-                context=session.id,
+                context=context,
                 context_version=number,
                 engine=engine,
             )
@@ -292,7 +300,7 @@ class Replay:
             output_tokens=turn.output_tokens,
             prompt_hashes=turn.prompt_hashes,
             output_hashes=turn.output_hashes,
-            context=session.id,
+            context=context,
             context_version=number,
             prompt=turn.prompt_token_ids,
             tenant=self._tenant,
@@ -306,7 +314,7 @@ class Replay:
             result = InferenceResult(lost, sent_s, now, now, now)
         # What the session waits for next is known from how the answer ended, not from the future.
         following = session.turns[number].pause if number < len(session.turns) else "person"
-        harness.say(ContextPaused(cause=following), context=session.id, context_version=number)
+        harness.say(ContextPaused(cause=following), context=context, context_version=number)
         outcome, start = result.outcome, self._start_s
         self.turns.append(
             TurnRecord(

@@ -312,7 +312,7 @@ def the_end_of_a_request_is_told_twice(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LIFE-2", "HEAR-LIFE-3")
 def the_end_of_a_request_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "request_ended", lambda self, request: Step())
+    patch.setattr(Intake, "request_ended", lambda self, request, now: Step())
 
 
 @breaks("HEAR-LIFE-4", "HEAR-LIFE-6")

@@ -55,6 +55,9 @@ class Run:
         self.outcome(operation, "accepted")
         return operation
 
+    def restart(self) -> None:
+        self._sources["engine"].restart()
+
     def wait(self, *requests: str, since_s: float | None = None) -> None:
         since = self.now if since_s is None else since_s
         waiting = tuple(WaitingRequest(request=r, since_s=since) for r in requests)
@@ -118,6 +121,25 @@ def test_who_asks_again_may_be_answered_again_with_the_same(run: Run) -> None:
     run.outcome("op", "accepted", "completed", "completed")
     assert run.problems == []
     run.outcome("op", "completed")
+    assert run.problems == TWO_ENDS
+
+
+def test_an_engine_that_has_started_again_may_tell_an_end_again(run: Run) -> None:
+    run.control("op")
+    run.outcome("op", "completed")
+    for _ in range(3):
+        run.restart()
+        run.outcome("op", "completed")
+    assert run.problems == []
+    run.outcome("op", "completed")
+    assert run.problems == TWO_ENDS
+
+
+def test_an_engine_that_has_started_again_may_not_tell_another_end(run: Run) -> None:
+    run.control("op")
+    run.outcome("op", "completed")
+    run.restart()
+    run.outcome("op", "failed")
     assert run.problems == TWO_ENDS
 
 

@@ -102,7 +102,7 @@ class Engine:
                 key = Key(request=request, context=self.chance.choice(CONTEXTS))
                 self.carry_out(self.intake.request_arrived(key, now))
         elif what == "end" and self.waiting:
-            self.carry_out(self.intake.request_ended(self.waiting.pop(0)))
+            self.carry_out(self.intake.request_ended(self.waiting.pop(0), now))
         elif what == "finish" and self.backend.under_way:
             id, _ = self.backend.under_way.popitem()
             status = self.chance.choice(["completed", "failed"])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hear.delivery import Sequencer
 from hear.harness_view import ContextView, HarnessView
 from hear.messages import (
     ContextClosed,
@@ -120,6 +121,58 @@ def test_an_outcome_may_overtake_the_description_of_its_request(reader: Reader) 
     reader.hear(RequestDescribed(), request="r", context="c", time_s=4.0)
     assert not reader.view.requests
     assert (reader.context().turns, reader.context().gaps_s) == (1, [])
+
+
+def run_of(view: HarnessView, epoch: int, source: str = "harness", at: float = 0.0) -> None:
+    """One run of a harness that counts its requests from 1."""
+    harness, engine = Sequencer(source, epoch), Sequencer("e0", 7)
+    for number in (1, 2):
+        key = Key(request=f"r{number}", context="c", context_version=number, engine="e0")
+        for sequencer, message in (
+            (harness, RequestDescribed(prompt_tokens=10)),
+            (engine, RequestOutcome(status="completed")),
+        ):
+            view.apply(sequencer.wrap(message, key, at + number), message)
+
+
+def test_a_harness_that_starts_again_and_counts_from_1_is_heard(reader: Reader) -> None:
+    run_of(reader.view, epoch=1)
+    harness, key = Sequencer("harness", 2), Key(request="r1", context="c", context_version=1)
+    described = RequestDescribed(prompt_tokens=20)
+    reader.view.apply(harness.wrap(described, key, 1.0), described)
+    assert reader.view.requests["r1"].description is described
+    assert (reader.context().turns, reader.context().gaps_s) == (0, [])
+
+
+def test_another_harness_may_use_the_same_names_later(reader: Reader) -> None:
+    run_of(reader.view, epoch=1)
+    harness, key = Sequencer("another", 1), Key(request="r1", context="d")
+    described = RequestDescribed(prompt_tokens=20)
+    reader.view.apply(harness.wrap(described, key, 50.0), described)
+    assert reader.ready() == ["r1"]
+
+
+def test_what_a_pool_says_late_of_a_request_that_has_completed_begins_no_new_one(
+    reader: Reader,
+) -> None:
+    run_of(reader.view, epoch=1)
+    late = RequestDescribed(prompt_tokens=10)
+    for source, epoch in (("pool", 99), ("harness", 1)):
+        key = Key(request="r1", context="c", context_version=1, engine="e0")
+        reader.view.apply(Sequencer(source, epoch).wrap(late, key, 1.0), late)
+    assert reader.ready() == []
+
+
+def test_a_request_that_never_ended_and_is_described_in_a_new_epoch_is_another(
+    reader: Reader,
+) -> None:
+    described, key = RequestDescribed(prompt_tokens=10), Key(request="r1", context="c")
+    lives = []
+    for epoch in (1, 1, 2):
+        again = Sequencer("harness", epoch).wrap(described, key, 1.0)
+        reader.view.apply(msgspec.structs.replace(again, id=f"m{next(_ids)}"), described)
+        lives.append(reader.view.requests["r1"].life)
+    assert lives == [0, 0, 1]
 
 
 def test_a_context_counts_its_turns_and_the_pauses_between_them(reader: Reader) -> None:

@@ -5,7 +5,7 @@ from math import inf, nan
 import msgspec
 import pytest
 
-from hear.intake import DEFAULT_DEADLINE_S, MAX_DEADLINE_S, Intake, Step
+from hear.intake import DEFAULT_DEADLINE_S, GONE_S, MAX_DEADLINE_S, Intake, Step
 from hear.messages import (
     Admit,
     BoundWait,
@@ -309,15 +309,22 @@ def test_a_deadline_is_the_engines_own_if_none_is_given_and_bounded_if_one_is() 
 
 
 def test_a_control_after_its_request_has_ended_fails(desk: Desk) -> None:
-    desk.intake.request_ended("r")
+    desk.intake.request_ended("r", desk.now)
     step = desk.send("a", Prioritise(priority=1), request="r")
     assert (said(step), step.apply) == ([("a", "failed", "request_gone")], [])
+
+
+def test_a_name_that_is_used_again_later_is_that_of_a_new_request(desk: Desk) -> None:
+    desk.intake.request_ended("r", desk.now)
+    desk.now += GONE_S + 1
+    assert said(desk.send("a", Prioritise(priority=1), request="r")) == [("a", "accepted", "")]
+    assert ids(desk.arrives("r").apply) == ["a"]
 
 
 def test_a_control_kept_for_a_request_that_is_refused_fails_with_it() -> None:
     desk = Desk()
     desk.send("a", Prioritise(priority=1), request="r")
-    step = desk.intake.request_ended("r")  # it never arrived: it was too long, say
+    step = desk.intake.request_ended("r", desk.now)  # it never arrived: it was too long, say
     assert (said(step), step.revert) == ([("a", "failed", "request_gone")], [])
     assert desk.intake.next_expiry() is None
 
@@ -377,7 +384,7 @@ def test_a_preference_against_a_requirement_is_outranked(desk: Desk) -> None:
 def test_a_claim_stands_as_long_as_its_request(desk: Desk) -> None:
     required = Prioritise(priority=1, force="requirement")
     desk.carry_out(desk.send("a", required, request="r", source="p"))
-    desk.intake.request_ended("r")
+    desk.intake.request_ended("r", desk.now)
     desk.arrives("r")
     assert ids(desk.send("b", Prioritise(priority=2), request="r", source="q").apply) == ["b"]
 
@@ -494,13 +501,13 @@ def test_who_withdraws_leaves_nothing_behind_and_others_alone() -> None:
 
 def test_what_is_open_for_a_request_ends_with_it(desk: Desk) -> None:
     desk.carry_out(desk.send("a", BoundWait(max_wait_s=40.0), request="r"), LEASED)
-    step = desk.intake.request_ended("r")
+    step = desk.intake.request_ended("r", desk.now)
     assert (said(step), ids(step.revert)) == ([("a", "failed", "request_gone")], ["a"])
 
 
 def test_a_lease_on_a_context_outlives_the_request_that_it_names(desk: Desk) -> None:
     desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c", request="r"), LEASED)
-    assert desk.intake.request_ended("r") == Step()
+    assert desk.intake.request_ended("r", desk.now) == Step()
     assert ids(desk.intake.open_operations) == ["a"]
 
 
@@ -538,8 +545,8 @@ def test_memory_is_bounded() -> None:
         request = f"r{number}"
         desk.arrives(request, context=f"c{number}", context_version=1)
         desk.carry_out(desk.send(f"op{number}", Prioritise(priority=1), request=request))
-        desk.intake.request_ended(request)
-        desk.intake.request_ended(request)  # told twice
+        desk.intake.request_ended(request, desk.now)
+        desk.intake.request_ended(request, desk.now)  # told twice
     intake = desk.intake
     assert len(intake._ended) == len(intake._versions) == len(intake._gone) == 10
     assert not any((intake._open, intake._requests, intake._parked, len(intake._arbiter)))
@@ -590,7 +597,7 @@ def test_what_was_done_at_submission_is_not_undone() -> None:
 def test_a_request_that_has_ended_is_gone_for_what_acts_at_submission_too() -> None:
     desk = at_submission()
     desk.intake.request_arrived(Key(request="r"), 0.0)
-    desk.intake.request_ended("r")
+    desk.intake.request_ended("r", desk.now)
     assert said(desk.send("late", Prioritise(priority=1), request="r")) == [
         ("late", "failed", "request_gone")
     ]

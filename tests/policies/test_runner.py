@@ -103,7 +103,7 @@ class Engine:
         self._carry_out(self._intake.request_arrived(Key(request=request), trio.current_time()))
 
     def end(self, request: str) -> None:
-        self._carry_out(self._intake.request_ended(request))
+        self._carry_out(self._intake.request_ended(request, trio.current_time()))
 
     def restart(self, *, forget: bool = False) -> None:
         if forget:
