@@ -50,6 +50,10 @@ class EvictionOrder:
                 self._heap = [(*rank, block) for block, rank in self._ranked.items()]
                 heapify(self._heap)
 
+    def is_ranked(self, block: int) -> bool:
+        """Whether a block is here and has a rank."""
+        return block in self._ranked
+
     def add_first(self, block: int) -> None:
         """Add a block, or move it, to where it is given up next."""
         self.add(block)

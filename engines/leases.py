@@ -6,7 +6,7 @@ computed again as time passes.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import log
 from typing import Generic, TypeVar
 
@@ -14,6 +14,10 @@ from hear.engines.eviction import Rank
 
 C = TypeVar("C", bound=Hashable)
 """How an engine names contexts and operations: as they are, or with the tenant before that."""
+
+
+CROWD = 8
+"""From how many leases on one block on their order is kept, rather than found each time."""
 
 
 class Lease(Generic[C]):
@@ -46,6 +50,10 @@ class LeaseBook(Generic[C]):
         self._decay_s = decay_s
         self._leases: dict[C, Lease[C]] = {}
         self._covers: dict[int, dict[C, int]] = {}
+        # Of blocks that many leases cover, those leases by rank, the highest first. An entry counts
+        # only while the lease covers the block with that key.
+        self._ranking: dict[int, list[tuple[float, int, int, C]]] = {}
+        self._num_entries = 0
         self._expiries: list[tuple[float, C, C]] = []
 
     def __len__(self) -> int:
@@ -84,7 +92,14 @@ class LeaseBook(Generic[C]):
         if len(covers) == 1:  # nearly always, and this is asked for each block that comes free
             [(context, position)] = covers.items()
             return self._leases[context].key, -position
-        return max((self._leases[c].key, -position) for c, position in covers.items())
+        if len(covers) < CROWD:
+            return max((self._leases[c].key, -position) for c, position in covers.items())
+        ranking = self._ranking[block]
+        while True:
+            key, position, _, context = ranking[0]
+            if covers.get(context) == position and self._leases[context].key == -key:
+                return -key, -position
+            heappop(ranking)
 
     def of_block(self, block: int) -> list[Lease[C]]:
         """The leases that cover a block."""
@@ -111,11 +126,34 @@ class LeaseBook(Generic[C]):
     def _cover(self, lease: Lease[C]) -> None:
         lease.key = lease.idle_since + self._decay_s * log(lease.score)
         for position, block in enumerate(lease.blocks):
-            self._covers.setdefault(block, {})[lease.context] = position
+            covers = self._covers.setdefault(block, {})
+            covers[lease.context] = position
+            if len(covers) >= CROWD:
+                self._rank_in_crowd(block, covers, lease, position)
+
+    def _rank_in_crowd(
+        self, block: int, covers: dict[C, int], lease: Lease[C], position: int
+    ) -> None:
+        """Let the highest of many ranks be found without a look at each."""
+        ranking = self._ranking.get(block)
+        if ranking is None or len(ranking) > 2 * len(covers) + CROWD:
+            self._ranking[block] = [
+                (-self._leases[context].key, at, self._entry(), context)
+                for context, at in covers.items()
+            ]
+            heapify(self._ranking[block])
+        else:
+            heappush(ranking, (-lease.key, position, self._entry(), lease.context))
+
+    def _entry(self) -> int:
+        self._num_entries += 1  # so that contexts, which have no order, are never compared
+        return self._num_entries
 
     def _uncover(self, lease: Lease[C]) -> None:
         for block in lease.blocks:
             covers = self._covers[block]
             del covers[lease.context]
-            if not covers:
-                del self._covers[block]
+            if len(covers) < CROWD:
+                self._ranking.pop(block, None)
+                if not covers:
+                    del self._covers[block]

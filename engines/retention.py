@@ -32,6 +32,12 @@ class Contexts(Protocol):
     def get(self, name: Ref, /) -> Served | None:
         """One of them."""
 
+    def shared(self, name: Ref, blocks: Sequence[int], /) -> int:
+        """How many of these blocks, from the first on, another that is not released has, too."""
+
+    def release(self, name: Ref, /) -> None:
+        """Let it keep no blocks for others until it is served again."""
+
 
 class Retention:
     """The leases of one engine."""
@@ -43,6 +49,8 @@ class Retention:
         contexts: Contexts,
         named: Callable[[str, Sequence[int]], Sequence[int]],
         rerank: Callable[[Iterable[int]], None],
+        unrank: Callable[[Iterable[int]], None],
+        in_use: Callable[[int], bool],
         max_lease_s: float,
         end: Callable[[Ref, str, str, str], None],
     ) -> None:
@@ -50,13 +58,19 @@ class Retention:
 
         Args:
             named: the engine's blocks that a tenant names by these hashes.
-            rerank: puts blocks where ``leases`` now ranks them.
+            rerank: puts blocks where ``leases`` now ranks them, those without a rank first of all.
+            unrank: the same, but those that lost a rank count as just used, the last the most.
+            in_use: whether a request holds a block on the first tier.
             end: tells of an operation's end: its status, a reason and a detail.
         """
         self._leases = leases
         self._contexts = contexts
         self._named = named
         self._rerank = rerank
+        self._unrank = unrank
+        self._in_use = in_use
+        # Contexts to be released when their blocks have come free, and by which operation.
+        self._releasing: dict[Ref, Ref] = {}
         self._max_lease_s = max_lease_s
         self._end = end
 
@@ -100,7 +114,10 @@ class Retention:
         return Verdict("accepted", standing=True, fallback=fallback)
 
     def release(self, operation: Operation, now: float) -> Verdict:
-        """End the leases of a context, and let its blocks go first."""
+        """End the leases of a context, and let its blocks go first, once no request uses them.
+
+        Blocks that other contexts begin with, too, stay where recent use has put them.
+        """
         assert isinstance(operation.control, Release)
         name = operation.context_ref
         served, lease = self._contexts.get(name), self._leases.get(name)
@@ -108,15 +125,18 @@ class Retention:
             self._drop(lease, "completed", "released")
         elif served is None:
             return Verdict("rejected", "unknown_context", name[1])
-        if served is not None:
-            self._rerank(served.blocks)
+        if served is not None and not self._let_go(name):
+            self._releasing[name] = operation.ref
+            return Verdict("accepted")
         return Verdict("completed")
 
     def revert(self, operation: Operation) -> None:
-        """End a lease without saying so."""
+        """End a lease, or what is to be released, without saying so."""
+        if self._releasing.get(operation.context_ref) == operation.ref:
+            del self._releasing[operation.context_ref]
         lease = self._leases.get(operation.context_ref)
         if lease is not None and lease.operation == operation.ref:
-            self._rerank(self._leases.drop(lease))
+            self._give_up(lease)
 
     # -- what follows -------------------------------------------------------------------------
 
@@ -131,6 +151,13 @@ class Retention:
         for lease in self._leases.of_block(block):
             self._drop(lease, "failed", "yielded", "service needed the room")
 
+    def look(self) -> None:
+        """Release what no request uses any more; to be called as requests end."""
+        for name, operation in list(self._releasing.items()):
+            if self._let_go(name):
+                del self._releasing[name]
+                self._end(operation, "completed", "", "")
+
     def tick(self, now: float) -> None:
         """End what has expired."""
         for lease in list(self._leases.expired(now)):
@@ -140,6 +167,24 @@ class Retention:
         """When ``tick`` has to be called next."""
         return self._leases.next_expiry()
 
+    def _let_go(self, name: Ref) -> bool:
+        """Let the blocks of a context go first; returns False, and does nothing, if they run."""
+        served = self._contexts.get(name)
+        if served is None:
+            return True  # so much else was served since that it is forgotten
+        own = served.blocks[self._contexts.shared(name, served.blocks) :]
+        if any(self._in_use(block) for block in reversed(own)):
+            return False
+        self._contexts.release(name)
+        self._rerank(own)
+        return True
+
     def _drop(self, lease: Lease[Ref], status: str, reason: str, detail: str = "") -> None:
-        self._rerank(self._leases.drop(lease))
+        self._give_up(lease)
         self._end(lease.operation, status, reason, detail)
+
+    def _give_up(self, lease: Lease[Ref]) -> None:
+        blocks = self._leases.drop(lease)
+        shared = self._contexts.shared(lease.context, blocks)
+        self._unrank(blocks[:shared][::-1])
+        self._rerank(blocks[shared:])

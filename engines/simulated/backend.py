@@ -4,7 +4,6 @@ It serves in the time that trio's clock tells, real or virtual: each step sleeps
 roofline says that the step takes. Controls act between steps, as in a real engine.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from math import inf
 
@@ -12,7 +11,8 @@ import trio
 
 from hear.blocks import pack
 from hear.engines.leases import LeaseBook
-from hear.engines.simulated.controls import Controls, ServedContext
+from hear.engines.simulated.contexts import Contexts
+from hear.engines.simulated.controls import Controls
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.profile import EngineProfile, load_profile
 from hear.engines.simulated.reporting import (
@@ -42,8 +42,6 @@ from hear.messages import (
 )
 from hear.operation import Operation, Ref
 from hear.seams import InferenceRequest, InferenceResult, OperationEnded, Report, Verdict
-
-MAX_CONTEXTS = 100_000
 
 
 class SimulatedEngine:
@@ -76,7 +74,7 @@ class SimulatedEngine:
         )
         self.scheduler = Scheduler(limits, self.cache, self.block_size)
         self._requests: dict[Ref, SimRequest] = {}
-        self._contexts: OrderedDict[Ref, ServedContext] = OrderedDict()
+        self._contexts = Contexts()
         self._controls = Controls(
             name=self.name,
             limits=limits,
@@ -174,10 +172,7 @@ class SimulatedEngine:
     def _serving(self, sim: SimRequest) -> None:
         """Controls may speak of its context from now on."""
         assert sim.of_context is not None
-        served = self._contexts.pop(sim.of_context, None)
-        self._contexts[sim.of_context] = served or ServedContext(sim.hashes, sim.arrival_s)
-        if len(self._contexts) > MAX_CONTEXTS:
-            self._contexts.popitem(last=False)
+        self._contexts.arrived(sim.of_context, sim.hashes, sim.arrival_s)
 
     def _drop(self, ref: Ref) -> None:
         """The client has gone; so does its request."""
@@ -277,12 +272,14 @@ class SimulatedEngine:
             now = trio.current_time()
             for request in self.scheduler.finish_step(plan, now):
                 self._finish(request, now)
+            self._controls.placement.look(now)
 
     def _settle(self, now: float) -> None:
         arrived = self.cache.settle(now)
         if arrived:
             self._controls.placement.arrived_on_cpu(arrived, now)
         self.scheduler.settle(now)
+        self._controls.retention.look()
         self._controls.retention.tick(now)
 
     def _next_timer(self) -> float:
@@ -322,8 +319,7 @@ class SimulatedEngine:
     def _now_idle(self, sim: SimRequest, now: float) -> None:
         assert sim.of_context is not None
         blocks = [sim.hash_at(index) for index in range(sim.num_named)]
-        self._contexts.pop(sim.of_context, None)
-        self._contexts[sim.of_context] = ServedContext(blocks, now)
+        self._contexts.served(sim.of_context, blocks, now)
         self._controls.retention.served(sim.of_context, blocks, now)
 
     def _fail_all(self, reason: str) -> None:

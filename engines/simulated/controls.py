@@ -4,11 +4,11 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from hear.engines.control_table import ControlTable
 from hear.engines.leases import LeaseBook
 from hear.engines.retention import Retention
+from hear.engines.simulated.contexts import Contexts
 from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.placement import Placement
 from hear.engines.simulated.profile import Scheduler as Limits
@@ -35,14 +35,6 @@ from hear.seams import InferenceRequest, Verdict
 DONE = Verdict("completed")
 
 
-@dataclass(slots=True)
-class ServedContext:
-    """The blocks that a context was last served with, and when that was."""
-
-    blocks: Sequence[int]
-    idle_since: float
-
-
 class Controls(ControlTable):
     """Applies controls to the parts of one engine."""
 
@@ -55,7 +47,7 @@ class Controls(ControlTable):
         cache: KvCache,
         leases: LeaseBook[Ref],
         requests: dict[Ref, SimRequest],
-        contexts: dict[Ref, ServedContext],
+        contexts: Contexts,
         tenants: Tenants,
         submit: Callable[[InferenceRequest], SimRequest],
         block_size: int,
@@ -77,6 +69,8 @@ class Controls(ControlTable):
             contexts=contexts,
             named=self._named,
             rerank=cache.rerank,
+            unrank=cache.unrank,
+            in_use=cache.in_use,
             max_lease_s=limits.max_lease_s,
             end=self._end,
         )
@@ -189,7 +183,7 @@ class Controls(ControlTable):
         control, ref = operation.control, operation.ref
         request = self._request(operation)
         self._fallbacks.pop(ref, None)
-        if isinstance(control, Retain):
+        if isinstance(control, Retain | Release):
             self.retention.revert(operation)
         elif isinstance(control, Prepare | Place):
             self.placement.cancel(ref, now)

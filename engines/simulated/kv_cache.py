@@ -9,12 +9,12 @@ evicts). Copies travel over one link each way, first come first served.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from hear.blocks import pack
 from hear.engines.chains import chains_of
-from hear.engines.eviction import EvictionOrder
+from hear.engines.eviction import EvictionOrder, Rank
 from hear.engines.leases import LeaseBook
 from hear.engines.simulated.tenants import hash_of, owner_of
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored, TierPressure
@@ -211,15 +211,26 @@ class KvCache:
 
     def rerank(self, blocks: Iterable[int]) -> None:
         """Put blocks where their leases now say; those that lost their last lease go first."""
+        for order, name, rank in self._ranks(blocks):
+            if rank is None:
+                order.add_first(name)
+            else:
+                order.add(name, rank)
+
+    def unrank(self, blocks: Iterable[int]) -> None:
+        """Put blocks where their leases now say; those that lost their last were used just now."""
+        for order, name, rank in self._ranks(blocks):
+            if rank is not None or order.is_ranked(name):
+                order.add(name, rank)
+
+    def _ranks(self, blocks: Iterable[int]) -> Iterator[tuple[EvictionOrder, int, Rank | None]]:
+        """Where blocks stand that nobody uses, and what their leases say of each."""
         for block in blocks:
             rank = self._leases.rank(block)
             on_gpu = [(self._free, name) for name in self._copies.get(block, (block,))]
             for order, name in (*on_gpu, (self._cpu, block)):
                 if name in order:
-                    if rank is None:
-                        order.add_first(name)
-                    else:
-                        order.add(name, rank)
+                    yield order, name, rank
 
     def _names_of(self, hits: Sequence[int]) -> list[int]:
         if not self._copies:

@@ -73,9 +73,12 @@ class Placement:
         if tier == GPU or lost:
             if refusal := self._refusal(job):
                 return refusal
-            if all(cache.on_gpu(b) for b in blocks):
+            if not all(cache.on_gpu(b) for b in blocks):
+                self._prefill(job, compute)
+                return Verdict("accepted", fallback=fallback)
+            if not self._is_computing(job):
                 return Verdict("completed", fallback=fallback)
-            self._prefill(job, compute)
+            self._jobs[ref] = job
             return Verdict("accepted", fallback=fallback)
         return self._copy(job, now)._replace(fallback=fallback)
 
@@ -88,30 +91,44 @@ class Placement:
 
     def prefilled(self, request: SimRequest, now: float) -> None:
         """A prefill has ended: the blocks are on the GPU, unless they could not be brought."""
-        job = self._jobs.pop(request.prepare, None) if request.prepare is not None else None
+        job = self._jobs.get(request.prepare) if request.prepare is not None else None
         if job is None:
             return
         job.prefill = None
-        if not all(self._cache.on_gpu(b) for b in job.blocks):
-            self._end(job.operation, "failed", "not_resident", "evicted before it was there")
-        elif job.tier == GPU:
-            self._end(job.operation, "completed", "", "")
-        else:
+        if job.tier == CPU and all(self._cache.on_gpu(b) for b in job.blocks):
             verdict = self._copy(job, now)
             if verdict.status != "accepted":
-                status = "completed" if verdict.status == "completed" else "failed"
-                self._end(job.operation, status, verdict.reason, verdict.detail)
+                self._conclude(job, verdict)
+        else:
+            self.look(now)
 
     def arrived_on_cpu(self, blocks: Sequence[int], now: float) -> None:
         """Copies to the CPU have arrived."""
+        for job in self._jobs.values():
+            job.missing.difference_update(blocks)
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """See what has come to its end; to be called when a step has ended, too."""
         for job in list(self._jobs.values()):
-            if job.prefill is None:
-                job.missing.difference_update(blocks)
-                if not job.missing:
-                    del self._jobs[job.operation]
-                    verdict = self._copied(job, now)
-                    status = "completed" if verdict.status == "completed" else "failed"
-                    self._end(job.operation, status, verdict.reason, verdict.detail)
+            if job.prefill is not None or job.missing or self._is_computing(job):
+                continue
+            if job.tier == CPU:
+                self._conclude(job, self._copied(job, now))
+            elif all(self._cache.on_gpu(b) for b in job.blocks):
+                self._conclude(job, Verdict("completed"))
+            else:
+                detail = "evicted before it was there"
+                self._conclude(job, Verdict("failed", "not_resident", detail))
+
+    def _conclude(self, job: _Job, verdict: Verdict) -> None:
+        del self._jobs[job.operation]
+        status = "completed" if verdict.status == "completed" else "failed"
+        self._end(job.operation, status, verdict.reason, verdict.detail)
+
+    def _is_computing(self, job: _Job) -> bool:
+        """Whether the step that computes some of the blocks has yet to end."""
+        return not self._scheduler.computing.isdisjoint(job.blocks)
 
     def _refusal(self, job: _Job) -> Verdict | None:
         if job.tier == CPU and not (job.demote or self._cache.inclusive):
@@ -149,7 +166,7 @@ class Placement:
                 cache.demote(block, now)
             elif block in job.missing:
                 cache.store(block, now)
-        if job.missing:
+        if job.missing or self._is_computing(job):
             self._jobs[job.operation] = job
             return Verdict("accepted")
         return self._copied(job, now)

@@ -40,6 +40,9 @@ class Scheduler:
         self.ready: list[SimRequest] = []  # loaded, and first in line for the batch
         self.moved: dict[Ref, SimRequest] = {}
         self.done: list[SimRequest] = []  # prefills of Prepare that ended without a step
+        # Blocks that become full in the step that is being computed. They can be given to others
+        # that are scheduled with it or after it, and are not there before it has ended.
+        self.computing: set[int] = set()
         self.preemptions = 0
         self.restored_tokens = 0
 
@@ -216,7 +219,9 @@ class Scheduler:
         if short > 0:
             self._cache.allocate(short, now)
             request.blocks.extend([None] * short)
+        named = request.num_named
         self._name_until(request, after // size, self._cache.name_block, now)
+        self.computing.update(map(request.hash_at, range(named, request.num_named)))
         request.room = len(request.blocks) * size
         request.next_full = (request.num_named + 1) * size
         plan.shares.append((request, share))
@@ -254,6 +259,7 @@ class Scheduler:
     def finish_step(self, plan: StepPlan, now: float) -> list[SimRequest]:
         """The step is over: count its tokens; returns the requests that have ended with it."""
         ended = []
+        self.computing.clear()
         for request, share in plan.shares:
             if request.state != "running":
                 continue  # it was dropped while the step ran

@@ -315,3 +315,26 @@ async def bound_of_one_that_runs(factory: EngineFactory) -> None:
         late = b.send(Cancel(target=guard), by="guard", request=running.request.id)
         await b.end_of(late, "rejected", "already_terminal")
         await b.end_of(b.send(Withdraw(), by="guard"), "completed")
+
+
+@rule(
+    "HEAR-EFFECT-13",
+    "Prepare: completed when the step that computes the blocks has ended, and not before",
+    EFFECT,
+    needs=("prepare",),
+)
+async def prepared_by_another(factory: EngineFactory) -> None:
+    async with bench(factory) as b:
+        completed_s: list[float] = []
+        call = await b.launch(b.request("r", context="c", num_blocks=3))
+        await b.until(lambda: "r" not in b.waiting(), "the request starts")
+        await b.end_of(
+            b.send(Prepare(), context="c", probe=lambda: completed_s.append(trio.current_time()))
+        )
+        result = await b.result(call)
+        middle_s = (result.started_s + result.first_token_s) / 2
+        require(
+            not completed_s or completed_s[0] >= middle_s,
+            f"its prefill ends at {result.first_token_s} s, so the blocks are not there at "
+            f"{completed_s} s",
+        )

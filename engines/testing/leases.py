@@ -202,3 +202,19 @@ async def unknown_context(factory: EngineFactory) -> None:
     async with bench(factory) as b:
         unknown = b.send(Retain(lease_s=b.engine.quiet_s), context="a context that never was")
         await b.end_of(unknown, "rejected")
+
+
+@rule(
+    "HEAR-LEASE-12",
+    "Release of a context that is served: completed when its blocks have come free",
+    LEASE,
+    needs=("release",),
+)
+async def release_of_what_runs(factory: EngineFactory) -> None:
+    async with bench(factory) as b:
+        async with b.busy() as running:
+            sent = b.send(Release(), context=running.request.context)
+            await b.accepted(sent)
+            await b.quiet()
+            require(b.outcome(sent) is None, "it is not released while its request runs")
+        await b.end_of(sent, "completed")

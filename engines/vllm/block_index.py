@@ -29,6 +29,8 @@ class BlockIndex(BlockHashToBlockMap):
         super().__init__()
         # A block itself where it is the only one, so that there is little to collect for the GC.
         self._blocks: dict[int, Any] = {}
+        self.filled: set[int] = set()
+        """HEAR's hashes of what was inserted; whoever looks at it empties it."""
 
     @classmethod
     def of(cls, pool: Any) -> Self:
@@ -60,6 +62,7 @@ class BlockIndex(BlockHashToBlockMap):
         """A block has become full."""
         super().insert(key, block)
         block_hash = int.from_bytes(key[-12:-4], "big")  # hear_hash, without the call
+        self.filled.add(block_hash)
         named = self._blocks.setdefault(block_hash, block)
         if named is block:
             return

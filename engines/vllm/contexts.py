@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from hear.engines.shared_prefixes import SharedPrefixes
 from hear.engines.vllm.hashing import low64
 from hear.operation import Ref
 
@@ -37,10 +38,19 @@ class Contexts:
     def __init__(self) -> None:
         self._served: OrderedDict[Ref, Served] = OrderedDict()
         self._num_tokens = 0
+        self._prefixes = SharedPrefixes[Ref]()
 
     def get(self, name: Ref) -> Served | None:
         """What a context was last served with."""
         return self._served.get(name)
+
+    def shared(self, name: Ref, blocks: Sequence[int]) -> int:
+        """How many of these blocks, from the first on, another that is not released has, too."""
+        return self._prefixes.shared(name, blocks)
+
+    def release(self, name: Ref) -> None:
+        """Let it keep no blocks for others until it is served again."""
+        self._prefixes.drop(name)
 
     def note(self, name: Ref, request: Any, now: float) -> Served | None:
         """A request of vLLM's has come, or has been served: what its context now consists of.
@@ -73,5 +83,8 @@ class Contexts:
             self._num_tokens -= len(former.tokens)
         self._served[name] = served
         self._num_tokens += len(served.tokens)
+        self._prefixes.put(name, served.blocks)
         while self._num_tokens > MAX_TOKENS and len(self._served) > 1:
-            self._num_tokens -= len(self._served.popitem(last=False)[1].tokens)
+            oldest, forgotten = self._served.popitem(last=False)
+            self._num_tokens -= len(forgotten.tokens)
+            self._prefixes.drop(oldest)

@@ -1,5 +1,6 @@
 """What each control does to vLLM, on the engine's thread: one line a kind, the work elsewhere."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -59,6 +60,9 @@ class Controls(ControlTable):
         if self._tier is not None:
             self._tier.rank_of = leases.rank
         self._contexts = Contexts()
+        # Of each step that is under way, the blocks that become full in it. vLLM finds them under
+        # their hashes from when it schedules the step.
+        self._computing: deque[set[int]] = deque()
         self.queue = QueueControls(
             (scheduler.waiting, scheduler.kv_holding_waiting), find, moved, self._end
         )
@@ -67,6 +71,8 @@ class Controls(ControlTable):
             contexts=self._contexts,
             named=lambda tenant, hashes: hashes,  # a tenant's salt is in them
             rerank=self._rerank,
+            unrank=self._unrank,
+            in_use=self._in_use,
             max_lease_s=max_lease_s,
             end=self._end,
         )
@@ -74,6 +80,7 @@ class Controls(ControlTable):
             scheduler,
             contexts=self._contexts,
             holds=self._holds,
+            is_computing=self._is_computing,
             num_blocks=self.num_blocks,
             end=self._end,
             submit=submit,
@@ -94,7 +101,7 @@ class Controls(ControlTable):
     def revert(self, operation: Operation) -> None:
         """End what an operation still effects, without saying so."""
         self._fallbacks.pop(operation.ref, None)
-        if isinstance(operation.control, Retain):
+        if isinstance(operation.control, Retain | Release):
             self.retention.revert(operation)
         elif isinstance(operation.control, Prepare | Place):
             self.placement.cancel(operation.ref)
@@ -110,6 +117,28 @@ class Controls(ControlTable):
         """Do what is due."""
         self.queue.tick(now)
         self.retention.tick(now)
+
+    def look(self) -> None:
+        """See what has come to its end."""
+        self.placement.look()
+        self.retention.look()
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        """vLLM is about to schedule a step."""
+        BlockIndex.of(self._pool).filled = set()
+
+    def scheduled(self) -> None:
+        """It has, and the step is going to be computed."""
+        index = BlockIndex.of(self._pool)
+        self._computing.append(index.filled)
+        index.filled = set()
+
+    def stepped(self) -> None:
+        """The first step that was under way has been computed."""
+        if self._computing:
+            self._computing.popleft()
 
     # -- what follows -------------------------------------------------------------------------
 
@@ -144,6 +173,19 @@ class Controls(ControlTable):
         if tier == GPU:
             return bool(BlockIndex.of(self._pool).named(block))
         return self._tier is not None and self._tier.holds(block)
+
+    def _in_use(self, block: int) -> bool:
+        named = BlockIndex.of(self._pool).named(block)
+        return any(held.ref_cnt for held in named.values())
+
+    def _is_computing(self, block: int) -> bool:
+        return any(block in step for step in self._computing)
+
+    def _unrank(self, blocks: Iterable[int]) -> None:
+        blocks = list(blocks)
+        self._free.unrank(blocks)
+        if self._tier is not None:
+            self._tier.unrank(blocks)
 
     def _rerank(self, blocks: Iterable[int]) -> None:
         blocks = list(blocks)

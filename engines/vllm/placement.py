@@ -47,6 +47,7 @@ class Placement:
         *,
         contexts: Contexts,
         holds: Callable[[str, int], bool],
+        is_computing: Callable[[int], bool],
         num_blocks: dict[str, int],
         end: Callable[[Ref, str, str, str], None],
         submit: Callable[[Request, Ref], None],
@@ -56,6 +57,7 @@ class Placement:
 
         Args:
             holds: whether a tier holds a block, at this moment.
+            is_computing: whether a step that computes a block is under way.
             num_blocks: the sizes of the tiers that there are.
             submit: hands a request of the engine's own to vLLM.
             sync: tells of changes of residency, which must be heard before what brought them about.
@@ -63,6 +65,7 @@ class Placement:
         self._scheduler = scheduler
         self._contexts = contexts
         self._holds = holds
+        self._is_computing = is_computing
         self._num_blocks = num_blocks
         self._end = end
         self._submit = submit
@@ -95,9 +98,9 @@ class Placement:
         if len(served.blocks) >= min(self._num_blocks[t] for t in (tier, GPU)):
             return Verdict("rejected", "no_room", f"{len(served.blocks)} blocks")
         job = _Job(operation.ref, tier, served, isinstance(control, Place) and tier != GPU, None)
-        if self._missing(job):
-            if (refusal := self._prefill(job)) is not None:
-                return refusal
+        if self._missing(job) and (refusal := self._prefill(job)) is not None:
+            return refusal
+        if job.request is not None or self._unfinished(job):
             self._jobs[operation.ref] = job
             return Verdict("accepted", fallback=fallback)
         return self._finish(job)._replace(fallback=fallback)
@@ -122,6 +125,8 @@ class Placement:
         if done:
             self._sync()
         for job in done:
+            if self._unfinished(job):
+                continue
             missing = self._missing(job)
             if missing and job.tier == CPU and all(self._holds(GPU, b) for b in job.served.blocks):
                 continue  # its copies are on their way; the deadline bounds it
@@ -137,6 +142,10 @@ class Placement:
 
     def _missing(self, job: _Job) -> bool:
         return any(not self._holds(job.tier, block) for block in job.served.blocks)
+
+    def _unfinished(self, job: _Job) -> bool:
+        """Whether a step that computes some of the blocks has yet to end."""
+        return any(map(self._is_computing, job.served.blocks))
 
     def _prefill(self, job: _Job) -> Verdict | None:
         served, size = job.served, self._scheduler.hash_block_size

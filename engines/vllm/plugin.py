@@ -177,6 +177,7 @@ class Plugin:
     def before_step(self) -> None:
         """vLLM is about to schedule. If it has to preempt, it takes the last that runs."""
         self.turn()
+        self.controls.before_step()
         running = self._scheduler.running
         if any([request.priority for request in running]):
             running.sort(key=_importance)
@@ -184,6 +185,8 @@ class Plugin:
 
     def scheduled(self, output: Any) -> None:
         """vLLM has scheduled a step."""
+        if output.total_num_scheduled_tokens:
+            self.controls.scheduled()
         for started in output.scheduled_new_reqs:
             self._started(started.req_id)
         for request_id in output.scheduled_cached_reqs.resumed_req_ids:
@@ -214,13 +217,14 @@ class Plugin:
         """The output of a step has been taken in."""
         now = time.monotonic()
         if output.total_num_scheduled_tokens:
+            self.controls.stepped()
             self._count_step(output, now - self._step_began_s)
         if self._prefilling:
             for request_id, standing in list(self._prefilling.items()):
                 if standing.request.num_output_tokens:
                     standing.first_token_s = now
                     del self._prefilling[request_id]
-        self.controls.placement.look()
+        self.controls.look()
         self._tell(now)
 
     def _count_step(self, output: Any, seconds: float) -> None:
@@ -260,7 +264,7 @@ class Plugin:
 
     def idle(self) -> None:
         """The engine has nothing to do: whatever has not been told is told now."""
-        self.controls.placement.look()
+        self.controls.look()
         self._tell(time.monotonic(), at_once=True)
 
     def _carry_out(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Generic, Self
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
-from hear.engines.eviction import EvictionOrder
+from hear.engines.eviction import EvictionOrder, Rank
 from hear.engines.leases import C, LeaseBook
 from hear.engines.vllm.block_index import BlockIndex, hear_hash
 
@@ -58,22 +58,40 @@ class RetentionQueue(FreeKVCacheBlockQueue, Generic[C]):
         To be called with what ``LeaseBook.put``, ``move`` or ``drop`` was about, and with the
         blocks of a context that is released.
         """
-        index = BlockIndex.of(self._pool)
         apart = self._apart
+        for block_id, block, rank in self._free_blocks(block_hashes):
+            if block.next_free_block is not None:
+                self._unlink(block)
+            if rank is None:
+                apart.add_first(block_id)
+            else:
+                apart.add(block_id, rank)
+
+    def unrank(self, block_hashes: Iterable[int]) -> None:
+        """Put free blocks where their leases now say; those that lost one were used just now."""
+        apart = self._apart
+        for block_id, block, rank in self._free_blocks(block_hashes):
+            if rank is not None:
+                if block.next_free_block is not None:
+                    self._unlink(block)
+                apart.add(block_id, rank)
+            elif apart.is_ranked(block_id):
+                apart.discard(block_id)
+                self.num_free_blocks -= 1  # which the list counts again
+                Plain.append_n(self, [block])
+
+    def _free_blocks(self, block_hashes: Iterable[int]) -> Iterator[tuple[int, Any, Rank | None]]:
+        """The free blocks among those named, by id, with what their leases say."""
+        index = BlockIndex.of(self._pool)
         for block_hash in block_hashes:
             named = index.named(block_hash)
             if not named:
                 continue
             rank = self._leases.rank(block_hash)
-            for block_id, block in named.items():
-                if block.next_free_block is not None:
-                    self._unlink(block)
-                elif block_id not in apart:
-                    continue  # a request uses it, and ``append_n`` will ask
-                if rank is None:
-                    apart.add_first(block_id)
-                else:
-                    apart.add(block_id, rank)
+            for block_id, block in list(named.items()):
+                # One that a request uses is in neither place, and ``append_n`` will ask.
+                if block.next_free_block is not None or block_id in self._apart:
+                    yield block_id, block, rank
 
     # -- what the block pool calls ------------------------------------------------------------
 

@@ -61,6 +61,13 @@ class LeasedFirst(CachePolicy):
                 else:
                     self._put(key, self._newest)
 
+    def unrank(self, blocks: Iterable[int]) -> None:
+        """Put blocks where their leases now say; those that lost one were used just now."""
+        for block in blocks:
+            for key in self._keys.get(block, ()):
+                if self._places[key].leased or self.rank_of(block) is not None:
+                    self._use(key)
+
     def holds(self, block: int) -> bool:
         """Whether a block, by HEAR's hash of it, is here and can be read."""
         return any(self._chunks[key].is_ready for key in self._keys.get(block, ()))

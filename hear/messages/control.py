@@ -67,7 +67,10 @@ class Retain(Control, frozen=True, kw_only=True, tag="retain"):
 
 
 class Release(Control, frozen=True, kw_only=True, tag="release"):
-    """End the leases of a context and let its blocks go first. Completed at once."""
+    """End the leases of a context and let its blocks go first.
+
+    Blocks that another context begins with, too, stay. Completed when no request uses the others.
+    """
 
 
 class Prepare(Control, frozen=True, kw_only=True, tag="prepare"):

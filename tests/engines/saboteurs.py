@@ -220,6 +220,16 @@ def leases_rank_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseBook, "rank", lambda self, block: None)
 
 
+@breaks("HEAR-EFFECT-13")
+def what_is_being_computed_is_there(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Placement, "_is_computing", lambda self, job: False)
+
+
+@breaks("HEAR-LEASE-12")
+def what_runs_is_released_in_words_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Retention, "_let_go", lambda self, name: True)
+
+
 @breaks("HEAR-LEASE-2")
 def scores_count_for_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("hear.engines.leases.log", lambda score: 0.0)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from hear.blocks import pack
+from hear.blocks import chain_all, pack
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.profile import EngineProfile
 from hear.messages import (
@@ -29,7 +29,7 @@ from hear.messages import (
     Route,
 )
 from hear.operation import Operation
-from hear.seams import InferenceResult, Report, Verdict
+from hear.seams import InferenceRequest, InferenceResult, Report, Verdict
 from tests.engines.builders import BLOCK, hashes_of, own, profile, request
 from tests.engines.integrity import check_engine
 
@@ -276,6 +276,74 @@ async def test_what_was_released_goes_first_and_its_end_before_its_start(
         await run.serve("p", num_blocks=7)
         assert run.engine.cache.match(hashes_of("newer", 4), 4) == (1, 0)
         assert run.engine.cache.match(hashes_of("older", 3), 3) == (3, 0)
+
+
+def shared_request(id: str, num_shared: int, num_blocks: int) -> InferenceRequest:
+    """A prompt that begins as every other of these, and goes on by itself."""
+    hashes = chain_all(
+        f"{'shared' if index < num_shared else id}/{index}".encode() for index in range(num_blocks)
+    )
+    plain = request(id, context=id, num_blocks=num_blocks)
+    return replace(plain, prompt_hashes=hashes)
+
+
+async def test_a_release_leaves_what_another_context_begins_with(
+    autojump_clock: MockClock,
+) -> None:
+    async with running(profile(gpu=12, seqs=1)) as run:
+        one, other = shared_request("one", 3, 5), shared_request("other", 3, 4)
+        for made in (one, other):
+            await run.engine.generate(made)
+        assert run.apply(Release(), "one").status == "completed"
+        await run.serve("p", num_blocks=7)
+        assert run.engine.cache.match(other.prompt_hashes, 4) == (4, 0)
+        assert run.engine.cache.match(one.prompt_hashes, 5) == (3, 0)
+        assert run.apply(Release(), "other").status == "completed"
+        await run.serve("q", num_blocks=4)
+        assert run.engine.cache.match(other.prompt_hashes, 4)[0] < 3
+
+
+async def test_a_lease_that_ends_leaves_what_another_context_begins_with(
+    autojump_clock: MockClock,
+) -> None:
+    async with running(profile(gpu=12, seqs=1)) as run:
+        one, other = shared_request("one", 3, 5), shared_request("other", 3, 4)
+        await run.engine.generate(one)
+        run.apply(Retain(lease_s=5.0), "one")
+        await run.engine.generate(other)
+        assert (await run.wait_for("op1")).reason == "expired"
+        await run.serve("p", num_blocks=7)
+        assert run.engine.cache.match(other.prompt_hashes, 4) == (4, 0)
+
+
+async def test_what_is_released_while_it_runs_goes_first_once_it_has_ended(
+    autojump_clock: MockClock,
+) -> None:
+    async with running(profile(gpu=12, seqs=2)) as run:
+        await run.serve("older", num_blocks=3)
+        await run.start("running", num_blocks=4, output_tokens=8)
+        await trio.sleep(0.03)
+        assert run.apply(Release(), "running").status == "accepted"
+        assert (await run.wait_for("op1")).status == "completed"
+        assert "running" in run.results
+        await run.serve("p", num_blocks=7)
+        assert run.engine.cache.match(hashes_of("older", 3), 3) == (3, 0)
+
+
+async def test_a_release_that_is_taken_back_while_its_context_runs_releases_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    async with running(profile(gpu=12, seqs=2)) as run:
+        await run.serve("older", num_blocks=3)
+        await run.start("running", num_blocks=4, output_tokens=8)
+        await trio.sleep(0.03)
+        release = run.operation(Release(), "running")
+        assert run.engine.apply(release).status == "accepted"
+        run.engine.revert(release)
+        await trio.sleep(5)
+        assert run.ended == {}
+        await run.serve("p", num_blocks=7)
+        assert run.engine.cache.match(hashes_of("running", 4), 4) == (4, 0)
 
 
 async def test_retaining_again_renews_even_if_nobody_ended_the_first_lease(

@@ -112,3 +112,32 @@ def test_a_lease_that_was_replaced_does_not_expire_for_the_newer_one() -> None:
     book.put(lease("a", 1, expires_s=50.0, operation="new"))
     assert list(book.expired(10.0)) == []
     assert book.next_expiry() == 50.0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.sampled_from(["put", "move", "drop"]), st.floats(0, 900)),
+        min_size=20,
+        max_size=120,
+    )
+)
+def test_a_block_that_many_lease_has_the_highest_of_their_ranks(
+    steps: list[tuple[int, str, float]],
+) -> None:
+    book: LeaseBook[Ref] = LeaseBook(DECAY_S)
+    for number, what, at in steps:
+        held = book.get(own(f"c{number}"))
+        if what == "drop" and held is not None:
+            book.drop(held)
+        elif what == "move" and held is not None:
+            book.move(held, [1, 2, 100 + number], at)
+        elif what == "put" and held is None:
+            score = (number + 1) / 40
+            book.put(lease(f"c{number}", 1, 2, 200 + number, score=score, idle_since=at))
+        for block in (1, 2):
+            ranks = [(found.key, -(block - 1)) for found in book.of_block(block)]
+            assert book.rank(block) == max(ranks, default=None)
+    for number in range(31):
+        if (held := book.get(own(f"c{number}"))) is not None:
+            book.drop(held)
+    assert (book._covers, book._ranking) == ({}, {})

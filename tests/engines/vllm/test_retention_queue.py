@@ -323,6 +323,25 @@ def test_a_released_context_goes_right_after_the_blocks_without_a_hash() -> None
     assert ids(queue.popleft_n(6)) == ids([*blank, released[1], released[0]])
 
 
+def test_what_loses_its_lease_and_is_needed_by_others_was_used_just_now() -> None:
+    leases: LeaseBook[str] = LeaseBook(DECAY_S)
+    pool, queue = pool_with_queue(leases)
+    held = lease("a", 1, 2, 3)
+    leases.put(held)
+    kept, other = cached(pool, 1, 2, 3), cached(pool, 4, 5)
+    pool.free_blocks(reversed(kept))
+    pool.free_blocks(reversed(other))
+    free = queue.num_free_blocks
+    blocks = leases.drop(held)
+    queue.unrank(blocks[:2][::-1])
+    queue.rerank(blocks[2:])
+    queue.unrank([4, 5])  # they had no lease, and stay where they are
+    order = [block.block_hash for block in queue.get_all_free_blocks()]
+    assert [key and hear_hash(key) for key in order] == [None] * 3 + [3, 5, 4, 2, 1]
+    assert queue.num_free_blocks == free == len(order)
+    assert len(queue.popleft_n(free)) == free
+
+
 def test_a_lease_put_before_its_blocks_are_there_holds_once_they_are() -> None:
     leases: LeaseBook[str] = LeaseBook(DECAY_S)
     pool, queue = pool_with_queue(leases)

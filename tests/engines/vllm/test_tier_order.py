@@ -101,6 +101,14 @@ def test_too_few_blocks_change_nothing() -> None:
     assert order.get(key(1)) is None
 
 
+def test_what_loses_its_lease_and_is_needed_by_others_was_used_just_now() -> None:
+    order = make_order(1, 2, 3)
+    lease(order, {1: (5.0, 0)})
+    order.rank_of = lambda block: None
+    order.unrank([1, 2])  # 2 had none, and stays where it is
+    assert evicted(order, 3) == [2, 3, 1]
+
+
 def test_what_is_not_here_is_not_held_and_can_be_reranked() -> None:
     order = make_order(1)
     order.rerank([7])
