@@ -8,6 +8,7 @@ from hear.cli import Command
 from hear.connection import add_bus_arguments, connected, own_name, run
 from hear.errors import ConfigError
 from hear.escaping import to_json
+from hear.harnesses.replay.comparison import scope_of
 from hear.harnesses.replay.live import play
 from hear.harnesses.replay.output import write_whole
 from hear.harnesses.replay.plan import Source, parse_window
@@ -66,6 +67,8 @@ def run_play(namespace: argparse.Namespace) -> int:
             f"P95 {row.ttft_p95_s:.2f} s, max {row.ttft_max_s:.2f} s; reuse {row.reuse_pct:.1f}% "
             f"of follow-up turns; operations {dict(row.operations)}"
         )
+        for line in scope_of([row]):
+            output.remark(line)
         for problem in problems:
             output.complain(problem)
         return 1 if problems else 0

@@ -22,10 +22,22 @@ from hear.blocks import chain
 from hear.errors import ConfigError
 from hear.harnesses.replay.agentic_trace import PromptBlocks, Recording, Request, SubAgent
 from hear.harnesses.replay.lines import read_lines, shipped
-from hear.harnesses.replay.workload import Session, Turn, Workload, poisson_arrivals
+from hear.harnesses.replay.workload import (
+    LeftOut,
+    Session,
+    Turn,
+    Workload,
+    poisson_arrivals,
+)
 
 SHIPPED = "agentic_sample.jsonl.gz"
 MAIN = "main"
+
+RATE = 0.007
+"""Sessions of the shipped sample that start in a second."""
+
+WORK_PER_S = 1_670.0
+"""Tokens that they bring in a second for an engine with endless memory to compute."""
 
 _E = TypeVar("_E", bound=Request | SubAgent)
 
@@ -33,7 +45,7 @@ _E = TypeVar("_E", bound=Request | SubAgent)
 def load(
     path: Path | None = None,
     *,
-    rate: float = 0.007,
+    rate: float | None = None,
     seed: int = 0,
     block_size: int = 512,
     max_tokens: int = 131_072,
@@ -42,10 +54,12 @@ def load(
     """Load agentic sessions; without a path, the sample that is shipped.
 
     Sessions start by a Poisson process of ``rate`` a second, drawn from ``seed``, in the order of
-    the file. The sources' blocks (of 64 tokens) are grouped to ``block_size``, a multiple of
-    theirs; larger ones make the replay faster. ``max_tokens`` bounds prompt and output together
-    and ``max_think_s`` each gap before a turn or a sub-agent; the defaults suit an engine that
-    holds some 350,000 tokens, which ``rate`` keeps loaded without drowning it.
+    the file; without a rate, as often as makes the work of a second that of the shipped sample at
+    ``RATE``, since sessions of other files may be many times as long. The sources' blocks (of 64
+    tokens) are grouped to ``block_size``, a multiple of theirs; larger ones make the replay faster.
+    ``max_tokens`` bounds prompt and output together and ``max_think_s`` each gap before a turn or a
+    sub-agent; the defaults suit an engine that holds some 350,000 tokens, which that rate keeps
+    loaded without drowning it.
 
     A turn waits for the sub-agents that had ended before it in the recording and that no earlier
     turn waited for; its think time is then what was left of the gap.
@@ -57,6 +71,7 @@ def load(
     if not max_think_s >= 0:
         raise ConfigError(f"max_think_s: got {max_think_s:g}, expected at least 0")
     families: list[list[Session]] = []
+    found = _Found()
     seen: dict[str, int] = {}
     for number, recording in read_lines(source, Recording):
         where = f"{source}:{number}: {recording.id}"
@@ -69,6 +84,7 @@ def load(
                 f"{recording.block_size}"
             )
         family = _Family(where, recording, block_size, max_tokens, max_think_s).sessions()
+        found.note(recording, family)
         if family:
             families.append(family)
     if not families:
@@ -78,10 +94,65 @@ def load(
             else f"{source}: got no session at all, expected one JSON object a line"
         )
     sessions: list[Session] = []
+    if rate is None:
+        rate = RATE if path is None else WORK_PER_S * len(families) / _work(families, block_size)
     arrivals = poisson_arrivals(len(families), rate, seed)
     for start_s, (main, *subs) in zip(arrivals, families, strict=True):
         sessions += [structs.replace(main, start_s=start_s), *subs]
-    return Workload(name="agentic", block_size=block_size, sessions=tuple(sessions))
+    return Workload(
+        name="agentic",
+        block_size=block_size,
+        sessions=tuple(sessions),
+        left_out=found.left_out(sessions, max_tokens),
+        remarks=(f"{rate:.4g} sessions start in a second",),
+    )
+
+
+def _work(families: Sequence[Sequence[Session]], block_size: int) -> int:
+    """The tokens that an engine with endless memory computes for sessions."""
+    tokens = 0
+    for family in families:
+        for session in family:
+            before: tuple[int, ...] = ()
+            for turn in session.turns:
+                known = sum(a == b for a, b in zip(before, turn.prompt_hashes, strict=False))
+                tokens += turn.prompt_tokens - known * block_size + turn.output_tokens
+                before = tuple(turn.prompt_hashes)
+    return tokens
+
+
+class _Found:
+    """What the recordings had, before anything was left out."""
+
+    def __init__(self) -> None:
+        self._turns = self._sessions = self._prompt_tokens = 0
+
+    def note(self, recording: Recording, family: Sequence[Session]) -> None:
+        """Count one recording, of which ``family`` is left."""
+        lists: list[Sequence[Request]] = [
+            [entry for entry in recording.requests if not isinstance(entry, SubAgent)]
+        ]
+        lists += [entry.requests for entry in recording.requests if isinstance(entry, SubAgent)]
+        self._sessions += sum(map(bool, lists)) - len(family)
+        for requests in lists:
+            self._turns += len(requests)
+            self._prompt_tokens += sum(request.tokens_in for request in requests)
+
+    def left_out(self, sessions: Sequence[Session], max_tokens: int) -> tuple[LeftOut, ...]:
+        """What of it is in none of these sessions."""
+        turns = [turn for session in sessions for turn in session.turns]
+        if len(turns) == self._turns:
+            return ()
+        kept = sum(turn.prompt_tokens for turn in turns)
+        return (
+            LeftOut(
+                why=f"of more than {max_tokens:,} tokens each, or of sub-agents of such sessions",
+                turns=self._turns - len(turns),
+                sessions=self._sessions,
+                prompt_tokens=self._prompt_tokens - kept,
+                of_prompt_tokens=self._prompt_tokens,
+            ),
+        )
 
 
 class _Family:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -26,6 +26,7 @@ from hear.harnesses.replay.recorded import SUFFIX
 from hear.harnesses.replay.report import write_report
 from hear.harnesses.replay.results import Row, RunResult
 from hear.harnesses.replay.scbench import TASKS
+from hear.harnesses.replay.sessions import SessionRule
 from hear.harnesses.replay.table import print_results
 from hear.log import to_stderr
 
@@ -116,6 +117,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
             sub.add_argument("--trace", metavar="FILE", help="another trace of the same format")
         if name == "mooncake":
             sub.add_argument("--window", metavar="START:SECONDS", help="a slice of the trace")
+            sub.add_argument(
+                "--whole-sessions",
+                action="store_true",
+                help="the sessions that begin in the window, with all their turns, instead of the "
+                "turns that arrive in it",
+            )
+            sub.add_argument(
+                "--sessions",
+                dest="session_rule",
+                choices=get_args(SessionRule),
+                help="whether each request is a session of its own, or they are told by the trace, "
+                "or rebuilt from its blocks (told if it tells them, else rebuilt)",
+            )
         elif name in ("scbench", "agentic"):
             sub.add_argument("--rate", type=_rate, help="sessions that start in a second")
         if name == "scbench":
@@ -249,6 +263,8 @@ def _plan(namespace: argparse.Namespace) -> Plan:
             loop=getattr(namespace, "loop", "closed"),
             window=None if window is None else parse_window(window),
             task=getattr(namespace, "task", "fitted"),
+            session_rule=getattr(namespace, "session_rule", None),
+            whole_sessions=getattr(namespace, "whole_sessions", False),
             **options,
         ),
         engine=engine,

@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Final
 
 from hear.harnesses.replay.results import Row, RunResult
+from hear.harnesses.replay.workload import LeftOut
 
 BASELINES: Final = ("fcfs", "round-robin")
 """What the others are compared with: the first of these that was run."""
@@ -36,6 +37,7 @@ METRICS: Final = (
     Metric("batch_s", "batch", "s", lower_is_better=True),
     Metric("turns_per_min", "turns", "/min", lower_is_better=False),
     Metric("reuse_pct", "reuse", "%", lower_is_better=False),
+    Metric("reuse_all_pct", "of all", "%", lower_is_better=False),
 )
 
 
@@ -113,6 +115,34 @@ def baseline_of(policies: Iterable[str]) -> str | None:
 def served_by(row: Row) -> str:
     """The engines of a row in words."""
     return row.engine if row.engines == 1 else f"{row.engines} x {row.engine}"
+
+
+def scope_of(rows: Iterable[Row]) -> tuple[str, ...]:
+    """What was replayed of each workload and what was left out, a line each."""
+    sizes: dict[str, dict[float, tuple[int, int]]] = {}
+    last: dict[str, Row] = {}
+    for row in rows:
+        size = row.turns + row.rejected, row.sessions
+        sizes.setdefault(row.workload, {}).setdefault(row.load, size)
+        last[row.workload] = row
+    lines = []
+    for workload, loads in sizes.items():
+        held = ", ".join(
+            f"{turns:,} turns of {sessions:,} sessions at {load:g}%"
+            for load, (turns, sessions) in sorted(loads.items())
+        )
+        row = last[workload]
+        says = [f"{workload}: {held}", *map(_left_out, row.left_out), *row.remarks]
+        lines.append("; ".join(says))
+    return tuple(lines)
+
+
+def _left_out(part: LeftOut) -> str:
+    share = 100 * part.prompt_tokens / (part.of_prompt_tokens or 1)
+    return (
+        f"left out of the source: {part.turns:,} turns ({share:.0f}% of its prompt tokens), "
+        f"{part.why}, and so all of {part.sessions:,} sessions"
+    )
 
 
 def compare(rows: Iterable[Row]) -> tuple[Comparison, ...]:

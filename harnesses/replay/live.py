@@ -74,6 +74,9 @@ async def play(
     row = make_row(
         run.turns,
         workload=workload.name,
+        sessions=len(workload.sessions),
+        left_out=workload.left_out,
+        remarks=workload.remarks,
         engine=engines[min(engines)].model or "?",
         engines=len(engines),
         load=load,

@@ -8,7 +8,7 @@ stands for one block of 512 tokens and for the whole prefix before it.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,8 @@ from msgspec import Meta, Struct
 from hear.blocks import chain
 from hear.errors import ConfigError
 from hear.harnesses.replay.lines import read_lines, shipped
-from hear.harnesses.replay.workload import Session, Turn, Workload
+from hear.harnesses.replay.sessions import SessionRule, rebuild
+from hear.harnesses.replay.workload import LeftOut, Session, Turn, Workload
 
 BLOCK_SIZE = 512
 SHIPPED = "mooncake_conversation.jsonl.gz"
@@ -45,23 +46,28 @@ def load(
     window: tuple[float, float] | None = None,
     max_tokens: int = 40_960,
     layer: int = 0,
+    sessions: SessionRule | None = None,
+    whole_sessions: bool = False,
 ) -> Workload:
     """Load a Mooncake trace; without a path, the first 900 s of the conversation trace.
 
     ``window`` keeps the turns that arrive from its first second up to, not including, its second
-    one; ``Turn.at_s`` counts from its start. Turns of more than ``max_tokens``, prompt and output
-    together, are left out, the other turns of their sessions stay and are counted anew from 1. A
-    session keeps the number that it has in the whole trace. An output is at least one token.
+    one; ``Turn.at_s`` counts from its start. With ``whole_sessions`` it keeps the sessions that
+    begin in it, with all their turns, and no others. Turns of more than ``max_tokens``, prompt and
+    output together, are left out, the other turns of their sessions stay and are counted anew from
+    1. A session keeps the number that it has in the whole trace. An output is at least one token.
 
     A ``layer`` above 0 is what that many windows later there is to lay over the first: the turns
     that arrive in that window, of the sessions that begin in it. So no two layers share a session.
 
-    A trace without session fields (the published ones) has its sessions reconstructed by
-    ``reconstruct_sessions`` over all its rows, before window and length choose.
+    ``sessions`` says where they are from: the trace's own fields (``told``), ``sessions.rebuild``
+    over all its rows, before window and length choose (``rebuilt``), or each request is one
+    (``none``). Without it, what the trace tells is taken, and rebuilt where it tells nothing, as
+    the published ones do.
 
     Raises:
-        ConfigError: the file, one of its lines or the window cannot be used, or the trace ends
-            before the layer begins.
+        ConfigError: the file, one of its lines or the window cannot be used, the trace ends before
+            the layer begins, or it does not tell sessions that are to be told.
     """
     source = shipped(SHIPPED) if path is None else path
     if window is None and path is None:
@@ -78,17 +84,18 @@ def load(
                 f"load: {source} ends after {last_s:g} s, expected at most {100 * layer}% of its "
                 f"window{'' if window else ', the whole of it'}"
             )
-    told = [row.session for row in rows if row.session is not None]
-    numbers = told or reconstruct_sessions(rows)
+    numbers, remark = _sessions_of(source, rows, sessions)
     begins: dict[int, float] = {}
     hashes: dict[tuple[int | None, int], int] = {}
     turns: dict[int, list[Turn]] = defaultdict(list)
-    arrived = 0
+    arrived: list[tuple[int, Row]] = []
     for row, session in zip(rows, numbers, strict=True):
         begun = begins.setdefault(session, row.timestamp)
-        if not start * 1000 <= row.timestamp < end * 1000 or (layer and begun < start * 1000):
+        if (whole_sessions or layer) and not start * 1000 <= begun < end * 1000:
             continue
-        arrived += 1
+        if not whole_sessions and not start * 1000 <= row.timestamp < end * 1000:
+            continue
+        arrived.append((session, row))
         output_tokens = max(1, row.output_length)
         if row.input_length + output_tokens > max_tokens:
             continue
@@ -108,13 +115,57 @@ def load(
     if not turns:
         raise ConfigError(
             f"{source}: max_tokens: got {max_tokens}, expected as many as the shortest of the "
-            f"{arrived} requests in the window has"
+            f"{len(arrived)} requests in the window has"
         )
-    sessions = tuple(
-        Session(id=f"mooncake-{number:05d}", turns=tuple(its), start_s=its[0].at_s or 0.0)
-        for number, its in turns.items()
+    return Workload(
+        name="mooncake",
+        block_size=BLOCK_SIZE,
+        sessions=tuple(
+            Session(id=f"mooncake-{number:05d}", turns=tuple(its), start_s=its[0].at_s or 0.0)
+            for number, its in turns.items()
+        ),
+        left_out=_too_long(arrived, turns, max_tokens),
+        remarks=(remark,),
     )
-    return Workload(name="mooncake", block_size=BLOCK_SIZE, sessions=sessions)
+
+
+def _sessions_of(
+    source: Path | Traversable, rows: list[Row], rule: SessionRule | None
+) -> tuple[list[int], str]:
+    """The number of each row's session, and how it is known."""
+    told = [row.session for row in rows if row.session is not None]
+    if rule == "none":
+        return list(range(len(rows))), "each request is a session"
+    if rule != "rebuilt" and told:
+        return told, "sessions as the trace tells them"
+    if rule == "told":
+        raise ConfigError(f"{source}: --sessions told: got no session fields, expected some")
+    rebuilt = rebuild(rows, BLOCK_SIZE)
+    return rebuilt.sessions, (
+        f"sessions rebuilt: of {len(rows):,} requests in the trace {rebuilt.links:,} continue "
+        f"another by blocks that no other session has, {rebuilt.ambiguous:,} that might were left "
+        "by themselves"
+    )
+
+
+def _too_long(
+    arrived: list[tuple[int, Row]], turns: Mapping[int, list[Turn]], max_tokens: int
+) -> tuple[LeftOut, ...]:
+    """What had more than ``max_tokens``."""
+    kept = sum(map(len, turns.values()))
+    if kept == len(arrived):
+        return ()
+    tokens = sum(row.input_length for _, row in arrived)
+    kept_tokens = sum(turn.prompt_tokens for its in turns.values() for turn in its)
+    return (
+        LeftOut(
+            why=f"of more than {max_tokens:,} tokens each",
+            turns=len(arrived) - kept,
+            sessions=len({session for session, _ in arrived} - turns.keys()),
+            prompt_tokens=tokens - kept_tokens,
+            of_prompt_tokens=tokens,
+        ),
+    )
 
 
 def _read(source: Path | Traversable) -> list[Row]:
@@ -173,40 +224,3 @@ def _prompt_hashes(row: Row, known: dict[tuple[int | None, int], int]) -> tuple[
         hashes.append(hashed)
         parent = hashed
     return tuple(hashes)
-
-
-def reconstruct_sessions(rows: Sequence[Row]) -> list[int]:
-    """Estimate which session each request belongs to; sessions are numbered as they begin.
-
-    The source has no session ids. Request A is the turn before B if A came strictly earlier, A
-    has at least two full blocks (all requests share the first), A's last full block is in B's
-    prompt, B's prompt is longer, and no other request has followed A; of all such A take the one
-    with the deepest last full block, then the latest.
-    """
-    # By its last full block, the requests that nothing has followed yet. Since an id stands for
-    # its whole prefix, its place in B's prompt is its depth, and B's ids are gone through from
-    # the deepest one upwards.
-    open_ends: dict[int, list[int]] = defaultdict(list)
-    numbers: list[int] = []
-    begun = 0
-    for index, row in enumerate(rows):
-        parent = _parent(row, rows, open_ends)
-        if parent is None:
-            numbers.append(begun)
-            begun += 1
-        else:
-            numbers.append(numbers[parent])
-        full = row.input_length // BLOCK_SIZE
-        if full >= 2:
-            open_ends[row.hash_ids[full - 1]].append(index)
-    return numbers
-
-
-def _parent(row: Row, rows: Sequence[Row], open_ends: dict[int, list[int]]) -> int | None:
-    for block in reversed(row.hash_ids):
-        candidates = open_ends.get(block, [])
-        for place in range(len(candidates) - 1, -1, -1):
-            before = rows[candidates[place]]
-            if before.timestamp < row.timestamp and before.input_length < row.input_length:
-                return candidates.pop(place)
-    return None

@@ -17,6 +17,7 @@ from hear.harnesses.replay import agentic, mooncake, recorded, scbench
 from hear.harnesses.replay.output import recording
 from hear.harnesses.replay.results import RunResult
 from hear.harnesses.replay.runner import Loop, replay
+from hear.harnesses.replay.sessions import SessionRule
 from hear.harnesses.replay.workload import Workload
 
 Name = Literal["mooncake", "scbench", "agentic", "recorded"]
@@ -37,6 +38,8 @@ class Source(Struct, frozen=True, kw_only=True):
     rate: float | None = None
     loop: Loop = "closed"
     tenant: str | None = None
+    session_rule: SessionRule | None = None
+    whole_sessions: bool = False
 
     def sampled(self, load: float, seed: int) -> Workload:
         """Make the workload at a load, in percent of its sessions.
@@ -68,7 +71,14 @@ class Source(Struct, frozen=True, kw_only=True):
         if self.name == "recorded" and path is not None:
             return recorded.load(path, loop=self.loop, tenant=self.tenant, **limit).workload
         if self.name == "mooncake":
-            return mooncake.load(path, window=self.window, layer=layer, **limit)
+            return mooncake.load(
+                path,
+                window=self.window,
+                layer=layer,
+                sessions=self.session_rule,
+                whole_sessions=self.whole_sessions,
+                **limit,
+            )
         rate: dict[str, Any] = {} if self.rate is None else {"rate": self.rate}
         if self.name == "agentic":
             return agentic.load(path, seed=seed, **limit, **rate)

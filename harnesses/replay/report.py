@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hear.harnesses.replay.charts import escape
-from hear.harnesses.replay.comparison import Comparison, check, compare, spell
+from hear.harnesses.replay.comparison import Comparison, check, compare, scope_of, spell
 from hear.harnesses.replay.figures import (
     Palette,
     Scene,
@@ -40,7 +40,7 @@ DEFINITIONS: Final = (
     ("batch", "from the first arrival to the last token of the last conversation."),
     ("turns/min", "served turns a minute, from the first arrival to the last token."),
     ("reuse", "share of the prompt tokens of follow-up turns whose KV was found in a tier of the "
-     "cache and not computed again."),
+     "cache and not computed again; 'of all' counts the prompts of first turns, too."),
     (TIMES, "how many times better than fcfs, or else round-robin, on the same seeds: its time "
      "divided by this one, or this rate divided by its. Below 1 is worse."),
     ("±", "standard deviation over seeds. Charts over time show one seed, the one named there."),
@@ -71,7 +71,11 @@ def page(results: Sequence[RunResult], command: str = "") -> str:
     palette = Palette(results)
     title = "Replay: " + ", ".join(dict.fromkeys(c.workload for c in comparisons))
     body = [
-        _header(title if comparisons else "Replay", comparisons),
+        _header(
+            title if comparisons else "Replay",
+            comparisons,
+            scope_of(result.row for result in results),
+        ),
         _checks(results),
         _legend(palette) if comparisons else "<p>There are no runs, so there are no results.</p>",
         *(_setting(list(group), results, palette) for _, group in _settings(comparisons)),
@@ -94,7 +98,7 @@ def _settings(
     return groupby(comparisons, key=lambda c: (c.workload, c.engine))
 
 
-def _header(title: str, comparisons: Sequence[Comparison]) -> str:
+def _header(title: str, comparisons: Sequence[Comparison], scope: Sequence[str]) -> str:
     lines = []
     for (workload, engine), group in _settings(comparisons):
         blocks = list(group)
@@ -107,6 +111,7 @@ def _header(title: str, comparisons: Sequence[Comparison]) -> str:
             f"<p class='lead'><b>{escape(workload)}</b> on {escape(engine)}: {escape(loads)}; "
             f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}.</p>"
         )
+    lines += [f"<p class='lead'>{escape(line)}.</p>" for line in scope]
     return f"<header>\n<h1>{escape(title)}</h1>\n{''.join(lines)}\n</header>"
 
 

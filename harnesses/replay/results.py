@@ -2,6 +2,8 @@
 
 from msgspec import Struct, field
 
+from hear.harnesses.replay.workload import LeftOut
+
 
 class TurnRecord(Struct, frozen=True, kw_only=True):
     """One request as its client saw it. Times in seconds from the start of the replay.
@@ -66,7 +68,9 @@ class Row(Struct, frozen=True, kw_only=True):
     ``ttft_*`` are over all served turns, ``session_s`` is the mean over sessions of the total
     response-waiting time and ``session_p50_s`` the median, ``batch_s`` the time from the first
     arrival to the last token, ``reuse_pct`` the reused share of the prompt tokens of follow-up
-    turns. ``operations`` counts controls by their terminal outcome.
+    turns, ``reuse_all_pct`` that of all prompts. ``operations`` counts controls by their terminal
+    outcome. ``sessions`` is how many the workload has at this load; ``left_out`` and ``remarks``
+    are about its source (``Workload``).
     """
 
     workload: str
@@ -90,6 +94,9 @@ class Row(Struct, frozen=True, kw_only=True):
     operations_open: int
     policy_failures: tuple[str, ...] = ()
     engines: int = 1
+    sessions: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 class RunResult(Struct, frozen=True, kw_only=True):

@@ -160,6 +160,9 @@ class Replay:
         row = make_row(
             self.turns,
             workload=self._workload.name,
+            sessions=len(self._workload.sessions),
+            left_out=self._workload.left_out,
+            remarks=self._workload.remarks,
             engine=engine,
             engines=engines,
             load=load,

@@ -27,6 +27,7 @@ from hear.harnesses.replay.comparison import (
     check,
     compare,
     costs,
+    scope_of,
     spell,
 )
 from hear.harnesses.replay.results import Row, RunResult
@@ -37,6 +38,8 @@ def print_results(results: Sequence[RunResult], console: AnyConsole | None = Non
     if console is None:
         console = of_results()
     console.print(results_table([result.row for result in results]))
+    for line in scope_of(result.row for result in results):
+        console.print(Text(escaping.one_line(line), style="dim"), soft_wrap=True)
     if results:
         console.print()
         console.print(cost_table(results))

@@ -6,9 +6,9 @@ or that names what is not there, cannot be made.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hear.errors import ConfigError
 from hear.messages.intent import PauseCause
@@ -51,10 +51,25 @@ class Session(Struct, frozen=True, kw_only=True):
     after_turns: int = 0
 
 
+class LeftOut(Struct, frozen=True, kw_only=True):
+    """What of a source a workload does not hold, and why.
+
+    ``turns`` and ``prompt_tokens`` count what was left out, ``sessions`` those of which nothing is
+    left for that. ``of_prompt_tokens`` is what the source had before.
+    """
+
+    why: str
+    turns: int
+    sessions: int
+    prompt_tokens: int
+    of_prompt_tokens: int
+
+
 class Workload(Struct, frozen=True, kw_only=True):
     """Sessions over one block size; ``name`` is the workload's name in the results.
 
-    Parents stand before their sub-agents.
+    Parents stand before their sub-agents. ``left_out`` and ``remarks`` say of the whole source,
+    whatever sample of it this is, what is missing and how its sessions are known.
 
     Raises:
         ConfigError: an id is there twice, a session has no turn, a sub-agent's parent does not
@@ -65,6 +80,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     name: str
     block_size: int
     sessions: tuple[Session, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         seen: dict[str, Session] = {}
@@ -130,7 +147,7 @@ class Workload(Struct, frozen=True, kw_only=True):
             if session.id in kept or session.parent in kept:
                 kept.add(session.id)
                 sessions.append(session)
-        return Workload(name=self.name, block_size=self.block_size, sessions=tuple(sessions))
+        return structs.replace(self, sessions=tuple(sessions))
 
     def overlaid(self, layers: "Sequence[Workload]") -> "Workload":
         """Serve the sessions of further workloads at the same time.
@@ -138,10 +155,30 @@ class Workload(Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: two of them have a session of the same id.
         """
-        sessions = [*self.sessions]
-        for layer in layers:
-            sessions += layer.sessions
-        return Workload(name=self.name, block_size=self.block_size, sessions=tuple(sessions))
+        all_layers = (self, *layers)
+        return structs.replace(
+            self,
+            sessions=tuple(session for layer in all_layers for session in layer.sessions),
+            left_out=_together(one for layer in all_layers for one in layer.left_out),
+        )
+
+
+def _together(parts: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    whole: dict[str, LeftOut] = {}
+    for part in parts:
+        known = whole.get(part.why)
+        whole[part.why] = (
+            part
+            if known is None
+            else LeftOut(
+                why=part.why,
+                turns=known.turns + part.turns,
+                sessions=known.sessions + part.sessions,
+                prompt_tokens=known.prompt_tokens + part.prompt_tokens,
+                of_prompt_tokens=known.of_prompt_tokens + part.of_prompt_tokens,
+            )
+        )
+    return tuple(whole.values())
 
 
 def poisson_arrivals(count: int, rate: float, seed: int) -> list[float]:

@@ -41,6 +41,9 @@ FIELDS = [
     "operations_open",
     "policy_failures",
     "engines",
+    "sessions",
+    "left_out",
+    "remarks",
 ]
 SMALL = ["replay", "mooncake", "--window", "0:60", "--load", "5"]
 ROOT = Path(__file__).parents[2]

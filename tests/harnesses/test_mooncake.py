@@ -14,6 +14,7 @@ from msgspec import structs
 from hear.errors import ConfigError
 from hear.harnesses.replay import mooncake
 from hear.harnesses.replay.lines import read_lines, shipped
+from hear.harnesses.replay.sessions import rebuild
 from hear.harnesses.replay.workload import Workload
 
 ALL_ROWS = [row for _, row in read_lines(shipped(mooncake.SHIPPED), mooncake.Row)]
@@ -50,7 +51,7 @@ def test_the_first_900_s_of_the_shipped_trace_are_what_loads_by_default() -> Non
     arrivals = [turn.at_s or 0.0 for each in workload.sessions for turn in each.turns]
     assert workload.name == "mooncake"
     assert workload.block_size == 512
-    assert (len(workload.sessions), workload.num_turns) == (1929, 2568)
+    assert (len(workload.sessions), workload.num_turns) == (1972, 2568)
     assert 0 <= min(arrivals) < max(arrivals) < 900
     assert workload == mooncake.load(window=(0, 900))
 
@@ -67,13 +68,15 @@ def test_the_shipped_trace_is_the_published_one() -> None:
 def test_sessions_that_are_told_are_those_that_are_reconstructed_if_they_are_not(
     tmp_path: Path,
 ) -> None:
-    numbers = mooncake.reconstruct_sessions(ROWS)
+    numbers = rebuild(ALL_ROWS, 512).sessions[: len(ROWS)]
     turns: Counter[int] = Counter()
     told = []
     for row, session in zip(ROWS, numbers, strict=True):
         turns[session] += 1
         told.append(structs.asdict(row) | {"session": session, "turn": turns[session]})
-    assert mooncake.load(trace(tmp_path, *told)) == mooncake.load()
+    loaded, shipped_one = mooncake.load(trace(tmp_path, *told)), mooncake.load()
+    assert loaded.sessions == shipped_one.sessions
+    assert loaded.remarks == ("sessions as the trace tells them",)
 
 
 # -- layers -----------------------------------------------------------------------------------
@@ -82,9 +85,9 @@ LAYERS = [mooncake.load(layer=layer) for layer in range(4)]
 
 
 def test_layers_are_further_windows_and_share_no_session() -> None:
-    assert [layer.num_turns for layer in LAYERS] == [2568, 2484, 2624, 2469]
+    assert [layer.num_turns for layer in LAYERS] == [2568, 2500, 2655, 2505]
     ids = [each.id for layer in LAYERS for each in layer.sessions]
-    assert len(ids) == len(set(ids)) == 7824
+    assert len(ids) == len(set(ids)) == 8051
     for layer in LAYERS:
         assert all(0 <= (turn.at_s or 0) < 900 for each in layer.sessions for turn in each.turns)
 
@@ -126,27 +129,6 @@ def test_without_a_window_there_is_nothing_to_lay_over_a_trace(tmp_path: Path) -
         load(tmp_path, line(0, [0, 1]), line(5_000, [0, 2]), layer=1)
 
 
-def test_the_rule_of_the_sessions_in_its_plain_form_gives_the_same_ones() -> None:
-    """The quadratic reading of the rule, word for word, over the first requests."""
-    rows = ROWS[:400]
-    numbers: list[int] = []
-    followed: set[int] = set()
-    for b, row in enumerate(rows):
-        fit = [
-            (rows[a].input_length // 512, a)
-            for a in range(b)
-            if a not in followed
-            and rows[a].timestamp < row.timestamp
-            and rows[a].input_length // 512 >= 2
-            and rows[a].hash_ids[rows[a].input_length // 512 - 1] in row.hash_ids
-            and row.input_length > rows[a].input_length
-        ]
-        followed |= {max(fit)[1]} if fit else set()
-        numbers.append(numbers[max(fit)[1]] if fit else max(numbers, default=-1) + 1)
-    assert max(Counter(numbers).values()) > 2
-    assert mooncake.reconstruct_sessions(rows) == numbers
-
-
 @pytest.mark.parametrize(
     ("case", "second", "sessions"),
     [
@@ -171,20 +153,77 @@ def test_the_deepest_and_then_the_latest_is_followed_and_only_once(tmp_path: Pat
     workload = load(
         tmp_path,
         line(0, [0, 1, 2]),
+        line(1, [0, 1, 2, 3]),
+        line(2, [0, 1, 2, 3, 9], tokens=2200),  # no deeper than the one before it, and later
+        line(3, [0, 1, 2, 3, 4, 5]),
+    )
+    assert tokens(workload) == [[1536, 2048, 2200, 3072]]
+
+
+def test_what_two_sessions_could_have_continued_continues_neither(tmp_path: Path) -> None:
+    workload = load(
+        tmp_path,
+        line(0, [0, 1, 2]),
         line(1, [0, 1, 4], tokens=1100),
         line(1, [0, 1, 5], tokens=1200),
-        line(3, [0, 1, 2, 6]),  # the first is deepest
-        line(4, [0, 1, 7], tokens=1400),  # then the latest
-        line(5, [0, 1, 8], tokens=1300),  # then what is left
+        line(3, [0, 1, 2, 6]),  # only the first had 2
+        line(4, [0, 1, 7], tokens=1400),  # 1 is in the prompts of all
     )
-    assert tokens(workload) == [[1536, 2048], [1100, 1300], [1200, 1400]]
+    assert tokens(workload) == [[1536, 2048], [1100], [1200], [1400]]
+
+
+def test_sessions_are_told_rebuilt_or_none(tmp_path: Path) -> None:
+    lines = [
+        line(0, [0, 1, 2], session=0, turn=1),
+        line(1, [0, 1, 2, 3], session=1, turn=1),
+        line(2, [0, 7, 8], session=0, turn=2),
+    ]
+    assert tokens(load(tmp_path, *lines)) == [[1536, 1536], [2048]]
+    assert tokens(load(tmp_path, *lines, sessions="told")) == [[1536, 1536], [2048]]
+    assert tokens(load(tmp_path, *lines, sessions="rebuilt")) == [[1536, 2048], [1536]]
+    assert tokens(load(tmp_path, *lines, sessions="none")) == [[1536], [2048], [1536]]
+    with pytest.raises(ConfigError, match="--sessions told: got no session fields"):
+        load(tmp_path, line(0, [0, 1]), sessions="told")
+
+
+def test_whole_sessions_are_those_that_begin_in_the_window_with_all_their_turns(
+    tmp_path: Path,
+) -> None:
+    lines = [
+        line(0, [0, 7, 8]),
+        line(5_000, [0, 1, 2]),
+        line(12_000, [0, 7, 8, 9]),
+        line(13_000, [0, 1, 2, 3]),
+        line(30_000, [0, 1, 2, 3, 4]),
+    ]
+    part = load(tmp_path, *lines, window=(5, 20))
+    whole = load(tmp_path, *lines, window=(5, 20), whole_sessions=True)
+    assert tokens(part) == [[1536, 2048], [2048]]
+    assert tokens(whole) == [[1536, 2048, 2560]]
+    assert [turn.at_s for turn in whole.sessions[0].turns] == [0.0, 8.0, 25.0]
+
+
+def test_what_is_too_long_is_counted(tmp_path: Path) -> None:
+    workload = load(
+        tmp_path,
+        line(0, [0, 1, 2]),
+        line(1, [0, 1, 2, 3, 4]),
+        line(2, [0, 7, 8, 9]),
+        max_tokens=1_700,
+    )
+    [left_out] = workload.left_out
+    assert (left_out.turns, left_out.sessions) == (2, 1)
+    assert (left_out.prompt_tokens, left_out.of_prompt_tokens) == (2560 + 2048, 4608 + 1536)
+    assert left_out.why == "of more than 1,700 tokens each"
+    assert workload.sample(100, 1).left_out == workload.left_out
+    assert load(tmp_path, line(0, [0, 1])).left_out == ()
 
 
 def test_equal_ids_give_equal_hashes_and_equal_hashes_mean_equal_prefixes() -> None:
     of_id: dict[int, int] = {}
     of_hash: dict[int, tuple[int, ...]] = {}
     turns = [turn for each in mooncake.load(max_tokens=10**9).sessions for turn in each.turns]
-    numbers = mooncake.reconstruct_sessions(ROWS)
+    numbers = rebuild(ALL_ROWS, 512).sessions[: len(ROWS)]
     in_order = sorted(range(len(ROWS)), key=numbers.__getitem__)  # stable within a session
     rows = [ROWS[index] for index in in_order]
     for turn, row in zip(turns, rows, strict=True):

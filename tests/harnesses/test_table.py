@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 from rich.console import Console  # noqa: TID251, of any width, terminal and encoding
 
+from hear.harnesses.replay.comparison import scope_of
+from hear.harnesses.replay.report import page
 from hear.harnesses.replay.results import ProtocolCost, Row, RunResult
 from hear.harnesses.replay.table import cost_table, print_results, results_table, self_checks
+from hear.harnesses.replay.workload import LeftOut
 
 
 def row(policy: str = "fcfs", **changes: Any) -> Row:
@@ -147,7 +150,7 @@ def test_rejections_and_guard_violations_are_shown_only_if_there_are_any() -> No
 def test_a_run_that_served_nothing_shows_dashes_and_is_never_best() -> None:
     nothing = row("stuck", turns=0, ttft_p50_s=0.0, ttft_p95_s=0.0, ttft_max_s=0.0)
     words = line_of(shown(results_table([row(), nothing])), "stuck").split()
-    assert words[1:] == ["-"] * 6
+    assert words[1:] == ["-"] * 7
 
 
 def test_no_rows_are_said_to_be_none() -> None:
@@ -172,7 +175,7 @@ def test_at_any_width_no_value_is_cut(width: int, seeds: int, workload: str) -> 
     )
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    assert text.count("x1.00") == len(POLICIES) * (7 if workload == "scbench" else 6)
+    assert text.count("x1.00") == len(POLICIES) * (8 if workload == "scbench" else 7)
     assert "1,256.9" in text
     assert text.count(" 0.20") == len(POLICIES)  # the last column of the costs
 
@@ -247,3 +250,28 @@ def test_self_checks_say_in_red_what_is_wrong_and_where() -> None:
 
 def test_a_guard_violation_alone_fails_the_self_checks() -> None:
     assert self_checks([result(guard_violations=1)]).style == "bold red"
+
+
+def test_a_line_says_what_was_replayed_and_what_was_left_out_and_why() -> None:
+    left_out = LeftOut(
+        why="of more than 40,960 tokens each",
+        turns=160,
+        sessions=112,
+        prompt_tokens=30,
+        of_prompt_tokens=100,
+    )
+    results = [
+        result(policy, load=load, turns=turns, sessions=9, left_out=(left_out,), remarks=("so so",))
+        for policy in POLICIES
+        for load, turns in ((50.0, 1_300), (100.0, 2_568))
+    ]
+    line = (
+        "mooncake: 1,300 turns of 9 sessions at 50%, 2,568 turns of 9 sessions at 100%; left out "
+        "of the source: 160 turns (30% of its prompt tokens), of more than 40,960 tokens each, and "
+        "so all of 112 sessions; so so"
+    )
+    assert scope_of([r.row for r in results]) == (line,)
+    raw = io.StringIO()
+    print_results(results, Console(file=raw, width=80, color_system=None))
+    assert line in raw.getvalue()
+    assert line in page(results)
