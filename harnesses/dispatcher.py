@@ -7,8 +7,9 @@ may say where it should go; if none does, or there is no bus, it goes where it w
 without them: to the engines in turn. It must not know what makes an engine a good choice.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as replaced
+from math import inf
 
 import structlog
 import trio
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from hear.control_reader import ControlReader
 from hear.delivery import Sequencer
-from hear.errors import BusError, ConfigError, EngineError
+from hear.errors import BusError, ConfigError, EngineError, UnservedError
 from hear.intake import Intake, Step
 from hear.messages import (
     DEFAULT_TENANT,
@@ -29,6 +30,7 @@ from hear.messages import (
     Route,
     Withdraw,
 )
+from hear.nursery import unwrapped
 from hear.operation import Operation
 from hear.seams import (
     Bus,
@@ -48,6 +50,9 @@ ROUTE_WAIT_S = 0.005
 SETTLE_S = 0.001
 """How long after the first route others may still prevail over it."""
 
+OUT_S = 10.0
+"""How long an engine that could not serve a request is not asked again."""
+
 
 class _Held:
     """A request from its arrival to its end. ``route`` is what has prevailed so far."""
@@ -63,7 +68,11 @@ class _Held:
 class Dispatcher:
     """Sends requests on to one of several engines. ``run`` joins the bus; without it none is heard.
 
-    An engine that refuses or fails a request ends it: the dispatcher sends no request twice.
+    A request that an engine refuses or fails has ended. One that an engine cannot have served,
+    since it is not there or has gone before anything of an answer came, goes to the next target of
+    its route, or to the engines in turn; to each once at most. The engine that failed it is *out*
+    for ``out_s`` seconds: it is none of the targets that are announced, and is asked again then, or
+    before if all are out.
     """
 
     def __init__(
@@ -77,6 +86,7 @@ class Dispatcher:
         epoch: int = 1,
         route_wait_s: float = ROUTE_WAIT_S,
         settle_s: float = SETTLE_S,
+        out_s: float = OUT_S,
     ) -> None:
         """Stand in front of ``engines``, by the names that they have on the bus.
 
@@ -89,6 +99,7 @@ class Dispatcher:
             epoch: the incarnation of ``name``, as for a worker.
             route_wait_s: how long at most a request waits for routes.
             settle_s: how long, within that, it waits after the first.
+            out_s: for how long an engine that could not serve a request is not asked again.
 
         Raises:
             ConfigError: there is no engine, or one has the name of the pool.
@@ -107,6 +118,9 @@ class Dispatcher:
         self._intake = Intake(engine=name, controls=("route",), ranks=ranks, epoch=epoch)
         self._route_wait_s = route_wait_s
         self._settle_s = settle_s
+        self._out_s = out_s
+        self._out: dict[str, float] = {}  # engines that are out, until when
+        self._out_moved = trio.Event()
         self._held: dict[str, _Held] = {}
         self._turn = 0
         self._listening = False
@@ -142,13 +156,86 @@ class Dispatcher:
         try:
             self._carry_out(self._intake.request_arrived(key, sent_s))
             await self._wait_for_routes(held)
-            held.engine = self._send_off(held)
-            on_routed(held.engine)
-            result = await self._engines[held.engine].generate(request)
+            result = await self._serve(request, held, on_routed)
         finally:
             del self._held[request.id]
             self._carry_out(self._intake.request_ended(request.id, trio.current_time()))
         return replaced(result, sent_s=sent_s)
+
+    async def _serve(
+        self, request: InferenceRequest, held: _Held, on_routed: Callable[[str], None]
+    ) -> InferenceResult:
+        """Send a request to one engine after the other, until one has served it or refused to."""
+        engine, targets = self._send_off(held)
+        tried: set[str] = set()
+        while True:
+            held.engine = engine
+            tried.add(engine)
+            on_routed(engine)
+            client = self._engines[engine]
+            try:
+                result = await client.generate(request)
+            except UnservedError as error:
+                self._put_out(engine, client, str(error))
+                following = self._next_of(targets, tried)
+                if following is None:
+                    raise
+            else:
+                if not result.unserved:
+                    self._come_back(engine)
+                    return result
+                self._put_out(engine, client, result.outcome.reason)
+                following = self._next_of(targets, tried)
+                if following is None:
+                    return result
+            engine = following
+
+    # -- engines that are out -----------------------------------------------------------------
+
+    def _put_out(self, engine: str, client: InferenceClient, why: str) -> None:
+        if self._engines.get(engine) is not client:
+            return  # it was taken away meanwhile, or another has its name
+        was_out = engine in self._out
+        self._out[engine] = trio.current_time() + self._out_s
+        self._out_moved.set()
+        if not was_out:
+            _log.warning("engine.out", pool=self.name, engine=engine, why=why, out_s=self._out_s)
+            self.announce()
+
+    def _come_back(self, engine: str) -> None:
+        if self._out.pop(engine, None) is not None:
+            _log.info("engine.back", pool=self.name, engine=engine)
+            self.announce()
+
+    async def _let_back(self) -> None:
+        """Announce engines as their time comes, also if no request does."""
+        while True:
+            self._out_moved = trio.Event()
+            with trio.move_on_at(min(self._out.values(), default=inf)):
+                await self._out_moved.wait()
+            self._asked_again(trio.current_time())
+
+    def _asked_again(self, now: float) -> None:
+        """Let engines whose time is over be asked again."""
+        over = [engine for engine, until in self._out.items() if until <= now]
+        for engine in over:
+            del self._out[engine]
+        if over:
+            self.announce()
+
+    def _is_in(self, engine: str) -> bool:
+        return engine in self._engines and engine not in self._out
+
+    def _next_of(self, targets: Sequence[str], tried: set[str]) -> str | None:
+        """Whom to ask next for a request: a target, else another; none of those that are out."""
+        left = [engine for engine in targets if self._is_in(engine) and engine not in tried]
+        if left:
+            return left[0]
+        others = [engine for engine in self._engines if self._is_in(engine) and engine not in tried]
+        if not others:
+            return None
+        self._turn += 1
+        return others[self._turn % len(others)]
 
     async def _wait_for_routes(self, held: _Held) -> None:
         if not self._listening:
@@ -158,10 +245,11 @@ class Dispatcher:
             await held.routed.wait()
             await trio.sleep(self._settle_s)
 
-    def _send_off(self, held: _Held) -> str:
-        """Choose the engine, and tell who asked for it."""
+    def _send_off(self, held: _Held) -> tuple[str, Sequence[str]]:
+        """Choose the engine, and tell who asked for it; also all that its route names, in order."""
         route, held.route = held.route, None
         found = self._find(route) if route is not None else None
+        targets: Sequence[str] = ()
         if route is not None:
             if found is None:  # it has gone since
                 outcome = OperationOutcome(
@@ -169,6 +257,8 @@ class Dispatcher:
                 )
             else:
                 engine, is_fallback = found
+                assert isinstance(route.control, Route)
+                targets = (*route.control.targets, *route.control.fallback)
                 outcome = OperationOutcome(
                     status="completed",
                     control="route",
@@ -176,10 +266,11 @@ class Dispatcher:
                     fallback=engine if is_fallback else None,
                 )
             self._carry_out(self._intake.ended(OperationEnded(route.id, outcome)))
-        return found[0] if found is not None else self._next_in_turn()
+        return (found[0] if found is not None else self._next_in_turn()), targets
 
     def _next_in_turn(self) -> str:
-        names = list(self._engines)
+        self._asked_again(trio.current_time())
+        names = [engine for engine in self._engines if self._is_in(engine)] or list(self._engines)
         if not names:
             raise EngineError(f"{self.name} has no engine left")
         self._turn += 1
@@ -191,12 +282,13 @@ class Dispatcher:
         """The first engine that is there, and whether it is one of ``fallback``."""
         control = route.control
         assert isinstance(control, Route)
-        for engine in control.targets:
-            if engine in self._engines:
-                return engine, False
-        for engine in control.fallback:
-            if engine in self._engines:
-                return engine, True
+        for there in (self._is_in, self._engines.__contains__):  # one that is out if need be
+            for engine in control.targets:
+                if there(engine):
+                    return engine, False
+            for engine in control.fallback:
+                if there(engine):
+                    return engine, True
         return None
 
     def _apply(self, operation: Operation) -> Verdict:
@@ -255,8 +347,11 @@ class Dispatcher:
             self._listening = True
             self.announce()
             try:
-                task_status.started()
-                await controls.run()
+                with unwrapped():
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._let_back)
+                        task_status.started()
+                        await controls.run()
             except BusError as error:
                 self._lose_bus(error)
                 await trio.sleep_forever()
@@ -267,7 +362,8 @@ class Dispatcher:
                     held.route = None
 
     def _capabilities(self) -> list[Envelope]:
-        offered = CapabilitiesReported(controls=("route",), targets=tuple(self._engines))
+        targets = tuple(filter(self._is_in, self._engines)) or tuple(self._engines)
+        offered = CapabilitiesReported(controls=("route",), targets=targets)
         return [self._sequencer.wrap_snapshot(offered, self._key, trio.current_time())]
 
     def announce(self) -> None:

@@ -32,6 +32,13 @@ class EngineError(HearError):
     """An engine or its backend failed."""
 
 
+class UnservedError(EngineError):
+    """An engine is not there, or has gone, and nothing of an answer has come from it.
+
+    So another engine may be asked for the same.
+    """
+
+
 class ConfigError(HearError):
     """A configuration or input file says something that HEAR cannot use."""
 

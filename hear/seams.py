@@ -296,7 +296,8 @@ class InferenceRequest:
 class InferenceResult:
     """How a generation went, as its client saw it. Times are of the clock that trio reads.
 
-    ``text`` and ``token_ids`` are the answer, where the engine makes one and tells.
+    ``text`` and ``token_ids`` are the answer, where the engine makes one and tells. ``unserved``
+    says of a failure that nothing of an answer has come, so that another engine may be asked.
     """
 
     outcome: RequestOutcome
@@ -306,13 +307,19 @@ class InferenceResult:
     finished_s: Time
     text: str = ""
     token_ids: Sequence[int] = ()
+    unserved: bool = False
 
 
 class InferenceClient(Protocol):
     """The data path: requests go straight to the engine, whatever happens to the bus."""
 
     async def generate(self, request: InferenceRequest) -> InferenceResult:
-        """Send a request and wait for its last token, or for its refusal."""
+        """Send a request and wait for its last token, or for its refusal.
+
+        Raises:
+            UnservedError: the engine cannot be reached, or has gone before anything of an answer
+                came. A client may as well return a failed result that is ``unserved``.
+        """
         ...
 
 

@@ -15,9 +15,12 @@ import trio
 
 from hear.buses.nng.client import NngBus, connect
 from hear.clock import SharedClock, new_epoch
+from hear.cluster import Cluster
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engines.simulated import serving
+from hear.harnesses.reaching import client_of
+from hear.harnesses.replay.live import reached
 from hear.messages import (
     CapabilitiesReported,
     Envelope,
@@ -27,7 +30,7 @@ from hear.messages import (
     RequestDescribed,
     Withdraw,
 )
-from hear.seams import InferenceRequest
+from hear.seams import InferenceRequest, InferenceResult
 
 HEAR = (sys.executable, "-m", "hear.cli")
 
@@ -209,6 +212,30 @@ async def test_parts_that_are_killed_come_back_and_the_others_find_them(tmp_path
         async with serving.connect(f"sim+unix://{tmp_path}/e0") as client:
             await client.generate(InferenceRequest("after", 600, 4, [1], context="c"))
         await c.until("its outcome", lambda heard: said(heard, "request_outcome", request="after"))
+
+
+@run_on_shared_clock
+async def test_an_engine_that_is_killed_costs_no_request_of_its_pool(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        reaches = {
+            f"engine{number}": client_of(f"engine{number}", f"sim+unix://{tmp_path}/e{number}")
+            for number in (0, 1)
+        }
+        results: list[InferenceResult] = []
+
+        async def ask(pool: Cluster, number: int) -> None:
+            asked = InferenceRequest(f"r{number}", 8_000, 40, [])
+            results.append(await pool.generate(asked, on_routed=lambda engine: None))
+
+        with trio.fail_after(60):
+            async with reached(c.bus, reaches) as pool, trio.open_nursery() as nursery:
+                for number in range(40):
+                    nursery.start_soon(ask, pool, number)
+                    await trio.sleep(0.02)
+                    if number == 20:
+                        (pid,) = alive(f"run engine engine0 .*--bus={c.url}")
+                        os.kill(pid, signal.SIGKILL)
+        assert [result.outcome.status for result in results] == ["completed"] * 40
 
 
 @pytest.mark.parametrize(

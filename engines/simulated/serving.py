@@ -24,7 +24,7 @@ import trio
 from hear.codec import UNREADABLE
 from hear.connection import check_own_folders, make_own_folders
 from hear.endpoints import is_host, is_port, scheme_of
-from hear.errors import ConfigError, EngineError
+from hear.errors import ConfigError, EngineError, UnservedError
 from hear.nursery import unwrapped
 from hear.own_files import check_free
 from hear.seams import InferenceClient, InferenceRequest, InferenceResult
@@ -188,10 +188,11 @@ class SimulatedClient:
         """Send a request and wait for its last token, or for its refusal.
 
         Raises:
-            EngineError: the engine refuses the request as such, or has gone.
+            EngineError: the engine refuses the request as such.
+            UnservedError: it has gone.
         """
         if self._gone:
-            raise EngineError(f"{self._endpoint}: {self._why}")
+            raise UnservedError(f"{self._endpoint}: {self._why}")
         number = next(self._numbers)
         event = self._waiting[number] = trio.Event()
         try:
@@ -199,10 +200,12 @@ class SimulatedClient:
                 await _send(self._stream, msgspec.msgpack.encode((number, request)))
             await event.wait()
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise EngineError(f"{self._endpoint}: the engine has hung up") from error
+            raise UnservedError(f"{self._endpoint}: the engine has hung up") from error
         finally:
             del self._waiting[number]
-        result, why = self._results.pop(number, (None, self._why))
+        if number not in self._results:
+            raise UnservedError(f"{self._endpoint}: request {request.id!r}: {self._why}")
+        result, why = self._results.pop(number)
         if result is None:
             raise EngineError(f"{self._endpoint}: request {request.id!r}: {why}")
         return result
@@ -233,11 +236,11 @@ async def connect(endpoint: str) -> AsyncIterator[SimulatedClient]:
 
     Raises:
         ConfigError: this is no address of one.
-        EngineError: nobody listens there.
+        UnservedError: nobody listens there.
     """
     address = _parse(endpoint)
     if address.path and not check_own_folders(Path(address.path)):
-        raise EngineError(f"{endpoint}: nobody listens there: there is no such folder")
+        raise UnservedError(f"{endpoint}: nobody listens there: there is no such folder")
     dial: Callable[[], Awaitable[trio.SocketStream]]
     if address.path:
         dial = partial(trio.open_unix_socket, address.path)
@@ -247,7 +250,7 @@ async def connect(endpoint: str) -> AsyncIterator[SimulatedClient]:
         with trio.fail_after(CONNECT_S):
             stream = await dial()
     except (OSError, trio.TooSlowError) as error:
-        raise EngineError(f"{endpoint}: nobody listens there: {error}") from error
+        raise UnservedError(f"{endpoint}: nobody listens there: {error}") from error
     client = SimulatedClient(endpoint, stream)
     with unwrapped():
         async with stream, trio.open_nursery() as nursery:

@@ -91,6 +91,9 @@ async def _choose(address: Address, headers: dict[str, str], model: str | None) 
     raise ConfigError(f"{address}: model {model!r} is not served there, expected one of: {known}")
 
 
+SERVICE_UNAVAILABLE: Final = 503
+
+
 class OpenAIClient:
     """The data path to one model of one server. Made by ``connect``.
 
@@ -124,9 +127,10 @@ class OpenAIClient:
             try:
                 await self._ask(route, body, told)
             except UnreachableError as error:
-                told.failure = f"unreachable: {error}"
+                told.failure, told.unserved = f"unreachable: {error}", True
             except (BrokenExchangeError, RemoteProtocolError) as error:
                 told.failure = f"broken_stream: {error}"
+                told.unserved = not told.has_begun and isinstance(error, BrokenExchangeError)
         if limit.cancelled_caught:
             told.failure = f"timed_out: no last token within {self._limit_s:g} s"
         return told.result(request)
@@ -136,7 +140,10 @@ class OpenAIClient:
         async with exchange(
             self._address, "POST", f"/{route}", headers={**self._headers, **kinds}, body=body
         ) as answer:
+            told.has_begun = True
             if answer.status != 200:
+                # A server that is not ready, or too busy, has not served it.
+                told.unserved = answer.status == SERVICE_UNAVAILABLE
                 said = dialect.failure(await answer.read(_MAX_ERROR_BYTES))
                 cause = "server_error" if answer.status >= 500 else "refused"
                 told.failure = f"{cause}: {answer.status}: {said}"
@@ -154,6 +161,8 @@ class _Told:
         self.first_token_s: float | None = None
         self.answer = dialect.Answer()
         self.failure = ""
+        self.has_begun = False
+        self.unserved = False
 
     def result(self, request: InferenceRequest) -> InferenceResult:
         now = trio.current_time()
@@ -178,6 +187,7 @@ class _Told:
             finished_s=now,
             text="".join(answer.text),
             token_ids=tuple(answer.token_ids),
+            unserved=self.unserved,
         )
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
-from hear.errors import BusError, ConfigError, EngineError
+from hear.errors import BusError, ConfigError, EngineError, UnservedError
 from hear.harnesses.dispatcher import ROUTE_WAIT_S, SETTLE_S, Dispatcher
 from hear.messages import (
     DEFAULT_TENANT,
@@ -67,6 +67,7 @@ class Pool:
         self.engines = {name: Engine() for name in ("a", "b", "c")}
         self.dispatcher = Dispatcher(self.bus, self.engines, **options)
         self.answers: list[tuple[str, OperationOutcome]] = []
+        self.targets: tuple[str, ...] = ()
         self._sources: dict[str, Sequencer] = {}
         self._tenant = DEFAULT_TENANT
 
@@ -107,12 +108,15 @@ class Pool:
         return at
 
     async def listen(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with self.bus.subscribe(["outcome.>"], name="test") as outcomes:
+        async with self.bus.subscribe(["outcome.>", "state.>"], name="test") as outcomes:
             task_status.started()
             with suppress(BusError):
                 while True:
                     for envelope in await outcomes.receive():
                         outcome = open_body(envelope)
+                        if isinstance(outcome, CapabilitiesReported):
+                            self.targets = outcome.targets
+                            continue
                         assert isinstance(outcome, OperationOutcome)
                         assert (envelope.source, envelope.key.engine) == ("pool", "pool")
                         self.answers.append((envelope.key.operation or "", outcome))
@@ -312,6 +316,66 @@ async def test_a_route_to_an_engine_that_leaves_meanwhile_fails_and_the_request_
         await trio.sleep(0.01)
         assert p.end(operation)[:2] == ("failed", "unknown_engine")
         assert "r" in p.engines["a"].sent
+
+
+async def test_a_request_that_an_engine_cannot_have_served_goes_to_the_next_target(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with pool() as p, trio.open_nursery() as nursery:
+        p.engines["c"].failure = UnservedError("nobody listens there")
+        told: list[str] = []
+        generate = partial(p.dispatcher.generate, request(), on_routed=told.append)
+        nursery.start_soon(generate)
+        await trio.testing.wait_all_tasks_blocked()
+        p.route("c", "b")
+        await trio.sleep(1.5)
+        assert told == ["c", "b"]
+        assert "r" in p.engines["b"].sent
+
+
+async def test_an_engine_that_is_out_is_no_target_and_not_asked_for_a_while(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with pool(out_s=30.0) as p:
+        p.engines["b"].failure = UnservedError("nobody listens there")
+        for number in range(6):
+            await p.dispatcher.generate(request(f"r{number}"))
+        assert len(p.engines["b"].sent) == 1
+        assert len(p.engines["a"].sent) + len(p.engines["c"].sent) == 6
+        assert list(p.targets) == ["a", "c"]
+        p.engines["b"].failure = None
+        await trio.sleep(31)
+        assert list(p.targets) == ["a", "b", "c"]
+        for number in range(6, 9):
+            await p.dispatcher.generate(request(f"r{number}"))
+        assert len(p.engines["b"].sent) == 2
+
+
+async def test_if_none_serves_a_request_each_was_asked_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with pool() as p:
+        for engine in p.engines.values():
+            engine.failure = UnservedError("nobody listens there")
+        with pytest.raises(UnservedError):
+            await p.dispatcher.generate(request())
+        assert [list(engine.sent) for engine in p.engines.values()] == [["r"]] * 3
+        p.engines["c"].failure = None  # they are all out, and asked all the same
+        for number in range(3):
+            with suppress(UnservedError):
+                await p.dispatcher.generate(request(f"again{number}"))
+        assert any(name.startswith("again") for name in p.engines["c"].sent)
+
+
+async def test_what_an_engine_refuses_as_such_is_not_sent_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with pool() as p:
+        p.engines["a"].failure = EngineError("malformed")
+        with pytest.raises(EngineError, match="malformed"):
+            await p.dispatcher.generate(request())
+        assert [list(engine.sent) for engine in p.engines.values()] == [["r"], [], []]
+        assert p.targets == ("a", "b", "c")
 
 
 async def test_a_pool_whose_last_engine_has_left_says_so(
