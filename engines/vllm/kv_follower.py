@@ -27,6 +27,15 @@ class Heard:
     anew: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """What was held before a gap that nobody has closed yet, and the number that came next."""
+
+    next_seq: int
+    holdings: Holdings
+    known: bool
+
+
 class KvFollower:
     """Follows the batches of one server from its first to its last, and keeps what it holds.
 
@@ -66,6 +75,7 @@ class KvFollower:
         self.next_seq: int | None = None
         self._last_s = 0.0
         self._waiting: Batch | None = None
+        self._lost: _Lost | None = None
         self._keeps_batches = False
 
     def live(self, frames: Sequence[bytes]) -> Heard:
@@ -98,9 +108,14 @@ class KvFollower:
         return heard
 
     def check(self) -> None:
-        """Ask whether anything was missed since the last batch, and if it is the same server."""
+        """Ask whether anything was missed since the last batch, and if it is the same server.
+
+        A gap that could not be closed, since nobody answered, is asked for again: until the
+        publisher answers that it has those batches no more.
+        """
         if self.wants is None:
-            self.wants = max((self.next_seq or 0) - 1, 0)
+            next_seq = self.next_seq if self._lost is None else self._lost.next_seq
+            self.wants = max((next_seq or 0) - 1, 0)
 
     def replayed(self, messages: Iterable[Sequence[bytes]] | None) -> Heard:
         """Take over what was asked for from ``wants`` on; None if nobody answers.
@@ -119,13 +134,30 @@ class KvFollower:
         elif answered and first is not None and self.next_seq > 0:
             self._recognise(batches)
         self._keeps_batches = self._keeps_batches or bool(batches)
+        if answered and self._lost is not None:
+            self._find_again(self._lost, batches, heard)
         for batch in batches:
             assert self.next_seq is not None
             if batch.seq >= self.next_seq:
                 self._take(batch, heard)
         if waiting is not None:
+            assert self.next_seq is not None
+            if not answered and self._lost is None and waiting.seq > self.next_seq:
+                self._lost = _Lost(self.next_seq, self.holdings, self.known)
             self._take(waiting, heard, again=True)
         return heard
+
+    def _find_again(self, lost: _Lost, batches: Sequence[Batch], heard: Heard) -> None:
+        """Close a gap that nobody had closed, if what was missed is still told."""
+        self._lost = None
+        assert self.next_seq is not None
+        missed = [batch for batch in batches if lost.next_seq <= batch.seq < self.next_seq]
+        if [batch.seq for batch in missed] != list(range(lost.next_seq, self.next_seq)):
+            return  # the publisher has them no more
+        for batch in missed:
+            lost.holdings.take(batch.events)
+        self.holdings, self.known = lost.holdings, lost.known
+        heard.anew = True
 
     def _readable(self, messages: Iterable[Sequence[bytes]], heard: Heard) -> list[Batch]:
         batches = []

@@ -167,6 +167,39 @@ def test_after_a_gap_that_is_not_closed_only_what_comes_is_known(
     assert not follower.known
 
 
+def test_a_gap_that_nobody_closed_is_asked_for_again_until_it_is_closed() -> None:
+    messages = [batch(n, stored([n])) for n in range(9)]
+    follower = following(*messages[:2])
+    follower.live(messages[4])
+    follower.replayed(None)  # the endpoint is silent
+    assert (held(follower), follower.known) == ({4}, False)
+    for number in (5, 6):
+        follower.live(messages[number])
+        follower.check()
+        assert follower.wants == 1
+        assert not follower.replayed(None).anew
+    follower.check()
+    heard = follower.replayed(messages[1:8])
+    assert heard.anew
+    assert (held(follower), follower.known) == (set(range(8)), True)
+    follower.check()
+    assert follower.wants == 7  # as ever
+    follower.live(messages[8])
+    assert held(follower) == set(range(9))
+
+
+def test_a_gap_that_the_publisher_cannot_close_any_more_is_not_asked_for_again() -> None:
+    messages = [batch(n, stored([n])) for n in range(7)]
+    follower = following(*messages[:2])
+    follower.live(messages[4])
+    follower.replayed(None)
+    follower.check()
+    follower.replayed(messages[3:6])  # number 2 is not kept any more
+    assert (held(follower), follower.known) == ({4, 5}, False)
+    follower.check()
+    assert follower.wants == 5
+
+
 def test_after_a_gap_a_block_is_nobodys_until_it_is_known_what_came_before_it() -> None:
     tenants = Tenants(["acme"])
     follower = KvFollower(BLOCK, tenants=tenants)
