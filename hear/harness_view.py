@@ -46,21 +46,22 @@ _OfContext = (
 )
 
 
-class Speakers(Struct):
-    """Who has spoken of a thing, each in which epoch: the newest ``MAX_SPEAKERS`` sources.
+Speakers = tuple[tuple[str, int], ...]
+"""The sources that have spoken of a thing, each with its epoch; the latest stand last.
 
-    A harness that starts again begins a new epoch, and may use its names again for other things.
-    """
+A harness that starts again begins a new epoch, and may use its names again for other things.
+"""
 
-    epochs: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
-    def note(self, envelope: Envelope) -> bool:
-        """Note who speaks; returns whether that one has started again since it last did."""
-        before = self.epochs.pop(envelope.source, envelope.epoch)
-        self.epochs[envelope.source] = max(before, envelope.epoch)
-        if len(self.epochs) > MAX_SPEAKERS:
-            self.epochs.popitem(last=False)
-        return envelope.epoch > before
+def _with(speakers: Speakers, envelope: Envelope) -> tuple[Speakers, bool]:
+    """The speakers with who speaks now, and whether that one has started again since."""
+    source, epoch = envelope.source, envelope.epoch
+    before = epoch
+    for name, known in speakers:
+        if name == source:
+            before = known
+    others = tuple(pair for pair in speakers if pair[0] != source)
+    return (*others, (source, max(before, epoch)))[-MAX_SPEAKERS:], epoch > before
 
 
 class RequestView(Struct):
@@ -93,7 +94,7 @@ class ContextView(Struct):
     pause: ContextPaused | None = None
     paused_s: float | None = None
     reuse: ReuseExpected | None = None
-    speakers: Speakers = field(default_factory=Speakers)
+    speakers: Speakers = ()
 
 
 class _Completed(Struct):
@@ -157,8 +158,10 @@ class HarnessView:
         if isinstance(message, RequestDescribed):
             if not self._begins_anew(envelope, key.request):
                 return  # its outcome took the shorter way
-            if known is not None and known.speakers.note(envelope):
-                known = None
+            if known is not None:
+                known.speakers, has_restarted = _with(known.speakers, envelope)
+                if has_restarted:
+                    known = None
             view = self._described(envelope, key.request, message, known)
             self._keep(self.requests, key.request, view, self._max_requests)
             if key.context is not None:
@@ -176,8 +179,7 @@ class HarnessView:
         else:
             self.requests.pop(key.request, None)
             if message.status == "completed":
-                speakers = Speakers() if known is None else known.speakers
-                completed = _Completed(time_s, speakers)
+                completed = _Completed(time_s, () if known is None else known.speakers)
                 self._keep(self._completed, key.request, completed, self._max_requests)
                 if key.context is not None:
                     context = self._context(key)
@@ -189,8 +191,8 @@ class HarnessView:
         completed = self._completed.get(request)
         if completed is None:
             return True
-        if envelope.source in completed.speakers.epochs:
-            anew = completed.speakers.note(envelope)
+        if any(source == envelope.source for source, _ in completed.speakers):
+            _, anew = _with(completed.speakers, envelope)
         else:
             anew = envelope.time_s > completed.time_s
         if anew:
@@ -206,12 +208,11 @@ class HarnessView:
             description=message,
             described_s=envelope.time_s,
             ready=message.ready,
-            speakers=Speakers(),
+            speakers=_with((), envelope)[0],
             life=self._num_lives,
         )
         if known is None:
             self._num_lives += 1
-            view.speakers.note(envelope)
         else:  # said again, as when a pool has found an engine for it
             view.described_s, view.accepted = known.described_s, known.accepted
             view.speakers, view.life = known.speakers, known.life
@@ -240,13 +241,15 @@ class HarnessView:
         """The context of a key; ``intent`` is what a harness has said of it just now."""
         assert key.context is not None
         context = self.contexts.get(key.context)
-        if context is not None and intent is not None and context.speakers.note(intent):
-            context = None
+        if context is not None and intent is not None:
+            context.speakers, has_restarted = _with(context.speakers, intent)
+            if has_restarted:
+                context = None
         if context is None:
             context = ContextView(key.context)
             self._keep(self.contexts, key.context, context, self._max_contexts)
             if intent is not None:
-                context.speakers.note(intent)
+                context.speakers, _ = _with((), intent)
         if key.context_version is not None:
             context.version = max(context.version, key.context_version)
         return context

@@ -357,12 +357,16 @@ class Intake:
         self._gone.move_to_end(request)
         if len(self._gone) > self._remember:
             self._gone.popitem(last=False)
+        self._forget_gone(now)
         return step
 
     def _has_gone(self, request: str, now: float) -> bool:
+        self._forget_gone(now)
+        return request in self._gone
+
+    def _forget_gone(self, now: float) -> None:
         while self._gone and next(iter(self._gone.values())) < now - GONE_S:
             self._gone.popitem(last=False)
-        return request in self._gone
 
     def expire(self, now: float) -> Step:
         """End what has passed its deadline."""
