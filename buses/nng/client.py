@@ -345,7 +345,10 @@ class NngBus(trio.abc.AsyncResource):
                 await self._step()
         if not self._joined():
             self.close()
-            why = member.refusal or f"nobody answers (waited {CONNECT_S:g} s)"
+            why = member.refusal or (
+                f"nobody answers (waited {CONNECT_S:g} s); hear up or hear run bus starts a bus, "
+                "and --bus names another than this"
+            )
             if self._wire.impostor is not None:
                 why = (
                     f"who answers shows a certificate of {self._wire.impostor[:MAX_NAME]!r}, which "

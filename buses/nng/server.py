@@ -3,9 +3,10 @@
 import os
 import resource
 import secrets
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,8 @@ _IDLE_S: Final = 0.05
 _TICK_S: Final = 0.005
 _STOP_S: Final = 0.2
 _LINES_A_SECOND: Final = 10
+_SAME_S: Final = 10.0
+_REMEMBERED: Final = 64
 _DESCRIPTORS_LOW: Final = 0.9
 _LOOK_S: Final = 1.0
 
@@ -140,10 +143,13 @@ def _send(wire: HubWire, hub: Hub, log: "_Log", now: float) -> bool:
 
 class _Log:
     """Writes events, of each kind so many a second. Strangers can make as many as they like, and a
-    line of the log takes longer than they do. How many were left out the next line says."""
+    line of the log takes longer than they do. The very same refusal, as of a client that tries a
+    name in use again and again, is written once in ``_SAME_S``. How many were left out the next
+    line of the kind says."""
 
     def __init__(self) -> None:
         self._began_s = 0.0
+        self._last_s: OrderedDict[str, float] = OrderedDict()
         self._written: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
 
@@ -151,13 +157,26 @@ class _Log:
         if now >= self._began_s + 1.0:
             self._began_s = now
             self._written.clear()
-        if self._written[event.name] >= _LINES_A_SECOND:
+        if self._written[event.name] >= _LINES_A_SECOND or self._is_repeated(event, now):
             self._left_out[event.name] += 1
             return
         self._written[event.name] += 1
         left_out = self._left_out.pop(event.name, 0)
         more = {"left_out": left_out} if left_out else {}
         _log.info(event.name, **event.facts, **more)
+
+    def _is_repeated(self, event: HubEvent, now: float) -> bool:
+        """Whether this refusal was written of late."""
+        if event.name != "peer.refused":
+            return False
+        same = str(event.facts)[:200]
+        if now < self._last_s.get(same, -inf) + _SAME_S:
+            return True
+        self._last_s[same] = now
+        self._last_s.move_to_end(same)
+        if len(self._last_s) > _REMEMBERED:
+            self._last_s.popitem(last=False)
+        return False
 
 
 async def _watch_descriptors() -> None:

@@ -48,7 +48,8 @@ class TierUse(Struct, frozen=True, kw_only=True):
 class EngineStatus(Struct, kw_only=True):
     """One engine, as one tenant is told of it.
 
-    ``missing`` names the streams that it did not answer for; ages are seconds.
+    ``missing`` names the streams that it did not answer for; ages are seconds. ``targets`` are the
+    engines that a pool sends requests to now.
     """
 
     name: str
@@ -64,6 +65,7 @@ class EngineStatus(Struct, kw_only=True):
     endpoint: str = ""
     heard_s_ago: float | None = None
     missing: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
 
 
 class PolicyStatus(Struct, kw_only=True):
@@ -207,7 +209,10 @@ class _Engines:
                 known.modes = list(message.modes)
                 known.block_size = message.block_size
                 known.endpoint = message.endpoint
+                known.targets = list(message.targets)
                 self._told(known, "capabilities")
+                if known.targets:  # a pool has neither a queue nor blocks to tell of
+                    known.missing.clear()
             case QueueChanged():
                 known.num_waiting, known.num_running = message.num_waiting, message.num_running
                 self._told(known, "queue")

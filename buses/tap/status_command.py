@@ -61,6 +61,8 @@ def _parts(status: Status) -> Iterable[str | Table]:
         yield _engine(engine)
         yield ""
     yield _policies(status)
+    if departed := _departed(status):
+        yield departed
     yield ""
     yield _subscribers(status)
     published = ", ".join(
@@ -88,7 +90,9 @@ def _engine(engine: EngineStatus) -> Table:
     if engine.missing:
         table.add_row("missing", f"did not answer for: {', '.join(engine.missing)}")
     table.add_row("epoch", f"{engine.epoch}, last word {engine.heard_s_ago:.1f} s ago")
-    if "capabilities" not in engine.missing:
+    if engine.targets:
+        table.add_row("pool of", cell(", ".join(engine.targets), MAX_PART))
+    elif "capabilities" not in engine.missing:
         table.add_row("model", cell(engine.model) or "not named")
     if engine.num_waiting is not None:
         table.add_row("queue", f"{engine.num_waiting} waiting, {engine.num_running} running")
@@ -119,8 +123,9 @@ def bar(share: float, width: int = _BAR) -> str:
 def _policies(status: Status) -> str | Table:
     if not status.policies:
         return "no policy is known" + ("" if status.remembers else ": this bus keeps no history")
+    here = [policy for policy in status.policies if policy.subscribed is not False]
     table = _table("policy", "since", "here", "asked", "outcomes", "open")
-    for policy in status.policies:
+    for policy in here:
         table.add_row(
             cell(of_tenant(policy.name, policy.tenant)),
             _since(policy),
@@ -130,6 +135,17 @@ def _policies(status: Status) -> str | Table:
             str(policy.num_open),
         )
     return table
+
+
+def _departed(status: Status) -> str:
+    """Those that have left, in one line, however many there were since the bus began."""
+    left = [policy for policy in status.policies if policy.subscribed is False]
+    if not left:
+        return ""
+    names = ", ".join(of_tenant(policy.name, policy.tenant) for policy in left)
+    num_open = sum(policy.num_open for policy in left)
+    unanswered = f"; {num_open} of their operations were never answered" if num_open else ""
+    return f"policies that have left: {cell(names, MAX_PART)}{unanswered}"
 
 
 def _since(policy: PolicyStatus) -> str:

@@ -280,13 +280,23 @@ def test_the_log_has_a_few_lines_a_second_of_each_kind_and_says_what_it_left_out
     log = server._Log()
     with structlog.testing.capture_logs() as lines:
         for step in range(30_000):
-            log.write(HubEvent("peer.refused", {"reason": "x"}), step / 10_000)
+            log.write(HubEvent("peer.refused", {"reason": f"x{step}"}), step / 10_000)
             if step % 10_000 == 0:
                 log.write(HubEvent("peer.joined", {}), step / 10_000)
     refused = [line for line in lines if line["event"] == "peer.refused"]
     assert len(refused) == 30
     assert len(lines) - len(refused) == 3, "others are written"
     assert sum(line.get("left_out", 0) for line in refused) == 2 * 9_990
+
+
+def test_the_same_refusal_is_written_once_in_ten_seconds() -> None:
+    log = server._Log()
+    with structlog.testing.capture_logs() as lines:
+        for tenth in range(250):  # as of a client that tries a name in use ten times a second
+            log.write(HubEvent("peer.refused", {"peer": "a", "reason": "in use"}), tenth / 10)
+    assert len(lines) == 3
+    assert [line.get("left_out", 0) for line in lines] == [0, 99, 99]
+    assert len(log._last_s) == 1
 
 
 # -- a hub in a process of its own ------------------------------------------------------------

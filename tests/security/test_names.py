@@ -489,6 +489,7 @@ POLICIES = {
 RUNNING = {
     ("harnesses/replay/runner.py", "Replay.main"): "--policy and --engine of hear replay",
     ("benchmarks/engine.py", "serve"): "names written there",
+    ("benchmarks/soak.py", "soak"): "names written there",
     ("examples/in_process.py", "main"): "names written there",
 }
 """Who may start a cluster in one process, by names of policies and of a profile."""
@@ -502,6 +503,7 @@ PROFILES = {
     ("harnesses/replay/nearest.py", "nearest_profile.differs"): "those written in the command",
     ("harnesses/bench/command.py", "_engine"): "--engine of hear bench",
     ("benchmarks/engine.py", "serve_alone"): "a name written there",
+    ("benchmarks/soak.py", "Soak._engine"): "a name written there",
 }
 """Who may make an engine of a profile, whose name may be the path of a file."""
 

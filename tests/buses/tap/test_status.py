@@ -11,6 +11,7 @@ import trio.testing
 from hear.buses.memory import MemoryBus
 from hear.buses.tap.status import LOOK_S, PolicyStatus, Status, look, to_json
 from hear.buses.tap.status_command import bar, show, text
+from hear.cluster import running
 from hear.errors import BusError
 from hear.messages import (
     CapabilitiesReported,
@@ -187,6 +188,42 @@ async def test_a_policy_that_only_listens_is_known_by_its_subscription(
         status = await seen(bus)
     assert [(p.name, p.since_s, p.asked) for p in status.policies] == [("guard:60", None, {})]
     assert "guard:60  -      yes" in text(status)
+
+
+async def test_policies_that_have_left_are_one_line_and_not_a_row_each(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    bus, engine0 = Remembering(), Voice("e0")
+    for number in range(20):
+        policy = Voice(f"p{number}")
+        about: dict[str, Any] = {"request": "r", "engine": "e0", "operation": f"p{number}-1-1"}
+        bus.publish(policy.say(Prioritise(priority=1), 50.0, **about))
+        if number % 2:
+            bus.publish(engine0.say(OperationOutcome(status="completed"), **about))
+    async with bus.subscribe([">"], name="p3"):
+        shown = text(await seen(bus))
+    [line] = [line for line in shown.splitlines() if line.startswith("policies that have left: p0")]
+    assert line.endswith("p9; 10 of their operations were never answered")
+    assert [row.split()[0] for row in shown.splitlines() if " yes " in row] == ["p3"]
+
+
+async def test_a_pool_is_not_asked_for_what_it_does_not_have(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with running(
+        engine="simulated",
+        profile="h100-qwen3-8b",
+        block_size=512,
+        policy="cache-aware",
+        engines=2,
+    ) as cluster:
+        began = trio.current_time()
+        status = await look(cluster.bus, name="status", policies=INSTALLED)
+        assert trio.current_time() - began < 0.5
+    [pool] = [engine for engine in status.engines if engine.name == "pool"]
+    assert (pool.targets, pool.missing) == (["engine0", "engine1"], [])
+    assert "pool of   engine0, engine1" in text(status)
+    assert "did not answer" not in text(status)
 
 
 class Central(Remembering):
