@@ -52,6 +52,21 @@ class Filter:
         self._of_contexts: dict[str, None] = {}  # requests
         self._usual = re.compile(f"(?:{'|'.join(map(re.escape, wanted.policies))})-[0-9]+-[0-9]+")
 
+    @property
+    def names(self) -> str:
+        """What was asked for by name, in words; empty if nothing was."""
+        wanted = self._wanted
+        return ", ".join(
+            f"{what} {name!r}"
+            for what, names in (
+                ("request", wanted.requests),
+                ("context", wanted.contexts),
+                ("engine", wanted.engines),
+                ("policy", wanted.policies),
+            )
+            for name in names
+        )
+
     def covers(self, envelope: Envelope) -> bool:
         """Whether all messages of its stem come by, so that a hole in their numbers is a loss."""
         stem = stem_of(envelope)

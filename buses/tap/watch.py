@@ -19,6 +19,9 @@ from hear.subjects import stem_of
 WRITE_OUT_S: Final = 10.0
 """How long the end of a tap waits for a slow reader of its output."""
 _CANCELLED_WRITE_OUT_S: Final = 0.3
+SILENT_S: Final = 3.0
+"""How long a tap that was asked for a name shows nothing before it says which names there are."""
+_SHOWN_NAMES: Final = 20
 
 
 class Form(Protocol):
@@ -43,6 +46,7 @@ class _Tap:
         self._left = count
         self._numbers = Numbers()
         self._done = done
+        self.has_shown = False
 
     def take(self, envelopes: Sequence[Envelope]) -> Iterable[Envelope]:
         """Write what passes. A tap asks for no snapshots: others would pay for its losses."""
@@ -65,6 +69,7 @@ class _Tap:
             if reading.message is not None and not self._chosen.mentions(reading.message):
                 continue
             if self._output.put(self._form.message(reading)):
+                self.has_shown = True
                 self._count()
         return ()
 
@@ -126,6 +131,8 @@ async def watch(
             tap.notice("this bus keeps no history")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until_done, done, nursery.cancel_scope)
+            if chosen.names:
+                nursery.start_soon(_tell_names, bus, chosen.names, tap, live)
             if for_s is not None:
                 nursery.start_soon(_time_out, for_s, live, done)
             try:
@@ -146,6 +153,29 @@ async def watch(
         raise lost
     if failed and failed[0].errno != errno.EPIPE:
         raise ConfigError(f"standard output: {failed[0].strerror}")
+
+
+async def _tell_names(bus: Bus, wanted: str, tap: _Tap, live: trio.Event) -> None:
+    """Say so if a name that was asked for shows nothing; it may be misspelt."""
+    await live.wait()
+    await trio.sleep(SILENT_S)
+    if tap.has_shown:
+        return
+    known = ""
+    if (remembering := as_remembering(bus)) is not None:
+        with suppress(BusError):  # which ends the tap, and says so itself
+            known = _names_in(await remembering.history([">"]))
+    tap.notice(f"nothing of {wanted} so far{known}")
+
+
+def _names_in(past: Sequence[Envelope]) -> str:
+    engines = {e.key.engine or e.source for e in past if e.category == "state"}
+    policies = {e.source for e in past if e.category == "control"}
+    return "".join(
+        f"; {what} on this bus: {', '.join(sorted(names)[:_SHOWN_NAMES])}"
+        for what, names in (("engines", engines), ("policies", policies))
+        if names
+    )
 
 
 async def _until_done(done: trio.Event, scope: trio.CancelScope) -> None:

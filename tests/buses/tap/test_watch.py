@@ -151,6 +151,22 @@ async def test_it_ends_after_a_time(autojump_clock: trio.testing.MockClock) -> N
     assert len(await tapped(scene, bus, for_s=5.0)) == 3
 
 
+async def test_a_name_that_shows_nothing_is_said_with_the_names_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hear.buses.tap.watch.SILENT_S", 0.1)
+    bus, engine = Remembering(), Voice("engine0")
+
+    async def scene() -> None:
+        bus.publish(engine.say(QueueChanged(), engine="engine0"))
+        await trio.sleep(0.5)
+
+    [line] = await tapped(scene, bus, Wanted(engines=("engin0",)), for_s=0.3)
+    assert "nothing of engine 'engin0' so far; engines on this bus: engine0" in line
+    [shown] = await tapped(scene, bus, Wanted(engines=("engine0",)), for_s=0.3)
+    assert "nothing of" not in shown
+
+
 async def test_history_alone_is_shown_if_there_is_no_time_for_more() -> None:
     bus, voice = Remembering(), Voice("h")
     for n in range(4):
