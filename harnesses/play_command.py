@@ -8,7 +8,7 @@ from hear.cli import Command
 from hear.connection import add_bus_arguments, connected, own_name, run
 from hear.errors import ConfigError
 from hear.escaping import to_json
-from hear.harnesses.replay.comparison import scope_of
+from hear.harnesses.replay.comparison import notes_of, scope_of
 from hear.harnesses.replay.live import play
 from hear.harnesses.replay.output import write_whole
 from hear.harnesses.replay.plan import Source, parse_window
@@ -62,12 +62,14 @@ def run_play(namespace: argparse.Namespace) -> int:
             )
         if namespace.json is not None:
             write_whole(namespace.json, f"{to_json(row, pretty=True)}\n".encode())
+        served_on = sum(map(bool, row.turns_by_engine.values()))
         output.say(
-            f"{row.turns} turns served on {row.engines} engines: TTFT P50 {row.ttft_p50_s:.2f} s, "
-            f"P95 {row.ttft_p95_s:.2f} s, max {row.ttft_max_s:.2f} s; reuse {row.reuse_pct:.1f}% "
+            f"{row.turns} turns served on {served_on} of {row.engines} engines: "
+            f"TTFT P50 {row.ttft_p50_s:.2f} s, P95 {row.ttft_p95_s:.2f} s, "
+            f"max {row.ttft_max_s:.2f} s; reuse {row.reuse_pct:.1f}% "
             f"of follow-up turns; operations {dict(row.operations)}"
         )
-        for line in scope_of([row]):
+        for line in (*scope_of([row]), *notes_of([row])):
             output.remark(line)
         for problem in problems:
             output.complain(problem)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from hear.codec import topic_of
+from hear.codec import KINDS, topic_of
 from hear.errors import LocalProtocolError
 from hear.messages import Envelope, Key
 
@@ -21,6 +21,7 @@ NOBODY = "-"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_\-:/@+=]")
 _TOKEN = re.compile(r"[A-Za-z0-9_\-:/@+=%]+")
 _MAX_TOKENS = 5
+_TOPIC_AT = 3
 _MAX_STEMS = 16384
 _MAX_KEPT = 160  # letters of what is remembered
 
@@ -173,3 +174,20 @@ class Matcher:
                     self._stems.clear()
                 self._stems[head] = known
         return known
+
+
+def impossible(pattern: str) -> str:
+    """Why no message of this version can match a pattern, as where it is misspelt; else nothing."""
+    tokens = pattern.split(".")
+    known: dict[str, set[str]] = {}
+    for name, kind in KINDS.items():
+        known.setdefault(kind.category, set()).add(topic_of(kind.category, name))
+    category = tokens[0]
+    if category not in (*known, "*", ">"):
+        return f"{category!r} is none of {', '.join(known)}"
+    if len(tokens) <= _TOPIC_AT or tokens[_TOPIC_AT] in ("*", ">"):
+        return ""
+    topics = known.get(category) or set().union(*known.values())
+    if tokens[_TOPIC_AT] in topics:
+        return ""
+    return f"{tokens[_TOPIC_AT]!r} is none of {', '.join(sorted(topics))}"

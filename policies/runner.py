@@ -46,7 +46,7 @@ from hear.messages import (
 from hear.policies.asks import check_ask
 from hear.policies.watchdog import TimeLimitPassed, time_limit
 from hear.seams import Ask, Bus, Policy, Subscription
-from hear.subjects import narrowed, token
+from hear.subjects import impossible, narrowed, token
 
 _log = structlog.get_logger("hear.policy")
 
@@ -143,6 +143,11 @@ class PolicyRunner:
         """
         tenant = token(self._tenant)
         own = {f"outcome.{tenant}.>", f"state.{tenant}.*.capabilities.>"}
+        for pattern in self.policy.observes:
+            if why := impossible(pattern):
+                _log.warning(
+                    "pattern.matches_nothing", policy=self.source, pattern=pattern, why=why
+                )
         patterns = self._observed | own
         try:
             while not await self._serve(patterns, task_status):

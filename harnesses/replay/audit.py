@@ -41,9 +41,10 @@ _ROUNDING_S = 1e-6
 class _Sent:
     """An operation: how often it was sent, and how it ended, if it has."""
 
-    __slots__ = ("end", "end_epoch", "num_ends", "times", "withdraws")
+    __slots__ = ("end", "end_epoch", "kind", "num_ends", "source", "times", "withdraws")
 
     def __init__(self) -> None:
+        self.kind = self.source = ""  # of the control, if it was heard
         self.times = 0
         self.num_ends = 0
         self.end: OperationOutcome | None = None
@@ -125,7 +126,9 @@ class Audit:
         self.messages[envelope.category] += 1
         operation = envelope.key.operation
         if envelope.category == "control" and operation is not None:
-            self._sent.setdefault(operation, _Sent()).times += 1
+            sent = self._sent.setdefault(operation, _Sent())
+            sent.times += 1
+            sent.kind, sent.source = envelope.kind, envelope.source
         elif envelope.category != "state" and envelope.kind != "operation_outcome":
             return
         try:
@@ -249,6 +252,29 @@ class Audit:
         )
 
     # -- what came of it ----------------------------------------------------------------------
+
+    @property
+    def sources(self) -> set[str]:
+        """Who has asked for anything but to take back what was asked."""
+        return {s.source for s in self._sent.values() if s.kind not in ("", "withdraw", "cancel")}
+
+    def notes(self) -> list[str]:
+        """Which controls were asked for in vain: more than a tenth of a kind were turned down."""
+        asked: dict[tuple[str, str], Counter[str]] = {}
+        for sent in self._sent.values():
+            if sent.kind and sent.end is not None:
+                refused = sent.end.status in ("rejected", "unsupported")
+                why = f"{sent.end.status}: {sent.end.reason}" if refused else ""
+                asked.setdefault((sent.source, sent.kind), Counter())[why] += 1
+        found = []
+        for (source, kind), ends in sorted(asked.items()):
+            total, refused_of = ends.total(), ends.total() - ends.pop("", 0)
+            if refused_of > total / 10:
+                [(why, _)] = ends.most_common(1)
+                found.append(
+                    f"{source}: {refused_of:,} of {total:,} {kind} were turned down, most {why}"
+                )
+        return found
 
     def problems(self) -> list[str]:
         """What was broken, in words; nothing if all was kept."""

@@ -137,6 +137,17 @@ def scope_of(rows: Iterable[Row]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def notes_of(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Who served how much, of several engines, and who took part in name only."""
+    lines = []
+    for row in rows:
+        if len(row.turns_by_engine) > 1:
+            shares = ", ".join(f"{name} {turns:,}" for name, turns in row.turns_by_engine.items())
+            lines.append(f"{run_name(row)}: turns by engine: {shares}")
+        lines += [f"{run_name(row)}: {note}" for note in row.notes]
+    return tuple(lines)
+
+
 def _left_out(part: LeftOut) -> str:
     share = 100 * part.prompt_tokens / (part.of_prompt_tokens or 1)
     return (
@@ -295,6 +306,8 @@ class Checks:
             f"{self.total:,} operations{f' ({ended})' if ended else ''}, open {self.open:,}; "
             f"guard violations {self.guard_violations:,}"
         )
+        if not self.total and self.passed:
+            return "no policy asked for anything, so there are no operations; guard violations 0"
         if self.open:
             return f"not every operation ended: {counts}"
         return f"every operation ended in exactly one outcome: {counts}"

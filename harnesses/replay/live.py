@@ -82,6 +82,11 @@ async def play(
         load=load,
         policy="live",
         seed=seed,
+        engine_names=engines,
+        notes=[
+            *run.audit.notes(),
+            *([] if run.audit.sources else ["no policy asked for anything while this was played"]),
+        ],
         guard_violations=run.audit.guard_violations,
         operations=dict(sorted(run.audit.outcomes.items())),
         operations_open=0,  # policies go on, and what they ask for may outlast this workload

@@ -26,9 +26,19 @@ def reuse_pct(turns: Iterable[TurnRecord]) -> float:
     return 100 * reused / prompt if prompt else 0.0
 
 
-def make_row(turns: Sequence[TurnRecord], **fixed: Any) -> Row:
+def make_row(
+    turns: Sequence[TurnRecord],
+    *,
+    engine_names: Iterable[str] = (),
+    notes: Iterable[str] = (),
+    **fixed: Any,
+) -> Row:
     """Sum up the turns of a run; ``fixed`` are the fields of the row that are known already."""
     served = [turn for turn in turns if turn.status == "completed"]
+    by_engine = dict.fromkeys(sorted(engine_names), 0)
+    for turn in served:
+        by_engine[turn.engine] = by_engine.get(turn.engine, 0) + 1
+    idle = [f"{name} served no turn" for name, count in by_engine.items() if served and not count]
     ttfts = sorted(turn.first_token_s - turn.sent_s for turn in served)
     waits: dict[str, float] = {}
     for turn in served:
@@ -47,6 +57,8 @@ def make_row(turns: Sequence[TurnRecord], **fixed: Any) -> Row:
         reuse_pct=_rounded(reuse_pct(turn for turn in served if turn.turn > 1)),
         reuse_all_pct=_rounded(reuse_pct(served)),
         rejected=sum(1 for turn in turns if turn.status == "rejected"),
+        turns_by_engine=by_engine,
+        notes=(*notes, *idle),
         **fixed,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hear.harnesses.replay.charts import escape
-from hear.harnesses.replay.comparison import Comparison, check, compare, scope_of, spell
+from hear.harnesses.replay.comparison import Comparison, check, compare, notes_of, scope_of, spell
 from hear.harnesses.replay.figures import (
     Palette,
     Scene,
@@ -117,11 +117,15 @@ def _header(title: str, comparisons: Sequence[Comparison], scope: Sequence[str])
 
 def _checks(results: Sequence[RunResult]) -> str:
     checks = check(results)
+    notes = "".join(
+        f"<li>{escape(note)}</li>" for note in notes_of([result.row for result in results])
+    )
     problems = "".join(f"<li>{escape(problem)}</li>" for problem in checks.problems)
     kind, word = ("passed", "Self-checks passed") if checks.passed else ("broken", "Broken promise")
     return (
         f'<section class="checks {kind}"><p><b>{word}:</b> {escape(checks.summary)}.</p>'
-        f"{f'<ul>{problems}</ul>' if problems else ''}</section>"
+        f"{f'<ul>{problems}</ul>' if problems else ''}"
+        f"{f'<ul>{notes}</ul>' if notes else ''}</section>"
     )
 
 

@@ -70,7 +70,8 @@ class Row(Struct, frozen=True, kw_only=True):
     arrival to the last token, ``reuse_pct`` the reused share of the prompt tokens of follow-up
     turns, ``reuse_all_pct`` that of all prompts. ``operations`` counts controls by their terminal
     outcome. ``sessions`` is how many the workload has at this load; ``left_out`` and ``remarks``
-    are about its source (``Workload``).
+    are about its source (``Workload``). ``turns_by_engine`` says who served how many turns, and
+    ``notes`` who took part in name only.
     """
 
     workload: str
@@ -97,6 +98,8 @@ class Row(Struct, frozen=True, kw_only=True):
     sessions: int = 0
     left_out: tuple[LeftOut, ...] = ()
     remarks: tuple[str, ...] = ()
+    turns_by_engine: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class RunResult(Struct, frozen=True, kw_only=True):

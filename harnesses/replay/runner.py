@@ -29,6 +29,7 @@ from hear.messages import (
     RequestOutcome,
 )
 from hear.seams import InferenceRequest, InferenceResult
+from hear.subjects import impossible
 
 Loop = Literal["closed", "open"]
 
@@ -123,6 +124,7 @@ class Replay:
         self.audit = Audit(tap, slack_s, tenant=tenant)
         self.turns: list[TurnRecord] = []
         self.runners: tuple[Any, ...] = ()
+        self.engine_names: tuple[str, ...] = ()
         self._children: dict[str, list[Session]] = {}
         for session in workload.sessions:
             if session.parent is not None:
@@ -159,6 +161,8 @@ class Replay:
             problems.append(f"policies count {num_open} open operations")
         row = make_row(
             self.turns,
+            engine_names=self.engine_names,
+            notes=[*self.audit.notes(), *self._idle_policies()],
             workload=self._workload.name,
             sessions=len(self._workload.sessions),
             left_out=self._workload.left_out,
@@ -192,9 +196,26 @@ class Replay:
             problems=tuple(problems),
         )
 
+    def _idle_policies(self) -> list[str]:
+        """Policies that asked for nothing, and why, if that can be told."""
+        notes = []
+        for runner in self.runners:
+            why = [
+                f"{pattern}: {broken}"
+                for pattern in runner.policy.observes
+                if (broken := impossible(pattern))
+            ]
+            if why:
+                notes.append(f"{runner.source} observes what no message matches: {'; '.join(why)}")
+            elif runner.source not in self.audit.sources:
+                decisions = runner.statistics.decisions
+                notes.append(f"{runner.source} asked for nothing, in {decisions:,} decisions")
+        return notes
+
     async def play(self, cluster: Cluster) -> None:
         """Run all sessions on a cluster, to their end."""
         self._start_s = trio.current_time()
+        self.engine_names = tuple(cluster.engines)
         async with trio.open_nursery() as sessions:
             for session in self._workload.sessions:
                 if session.parent is None:

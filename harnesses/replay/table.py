@@ -27,6 +27,7 @@ from hear.harnesses.replay.comparison import (
     check,
     compare,
     costs,
+    notes_of,
     scope_of,
     spell,
 )
@@ -40,6 +41,8 @@ def print_results(results: Sequence[RunResult], console: AnyConsole | None = Non
     console.print(results_table([result.row for result in results]))
     for line in scope_of(result.row for result in results):
         console.print(Text(escaping.one_line(line), style="dim"), soft_wrap=True)
+    for note in notes_of([result.row for result in results]):
+        console.print(Text(escaping.one_line(note), style="yellow"), soft_wrap=True)
     if results:
         console.print()
         console.print(cost_table(results))

@@ -440,3 +440,19 @@ def test_it_follows_one_tenant_and_no_other(run: Run) -> None:
     run.audit.hear(Sequencer("engine", tenant="acme").wrap(end, key, 0.0))
     assert run.audit.num_open == 1
     assert run.audit.messages == {"control": 1}
+
+
+def test_controls_that_were_mostly_turned_down_are_noted_and_few_are_not(run: Run) -> None:
+    for number in range(20):
+        run.control(f"a{number}")
+        run.outcome(f"a{number}", "unsupported" if number < 12 else "completed", reason="no")
+    run.control("w", Withdraw(), source="other")
+    run.outcome("w", "completed")
+    assert run.audit.notes() == [
+        "policy: 12 of 20 prioritise were turned down, most unsupported: no"
+    ]
+    assert run.audit.sources == {"policy"}
+    for number in range(200):
+        run.control(f"b{number}")
+        run.outcome(f"b{number}", "completed")
+    assert run.audit.notes() == []

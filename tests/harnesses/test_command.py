@@ -44,6 +44,8 @@ FIELDS = [
     "sessions",
     "left_out",
     "remarks",
+    "turns_by_engine",
+    "notes",
 ]
 SMALL = ["replay", "mooncake", "--window", "0:60", "--load", "5"]
 ROOT = Path(__file__).parents[2]

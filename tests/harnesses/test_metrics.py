@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,3 +117,10 @@ def test_percentiles_grow_and_stay_within_the_values(
     low, high = sorted((one, other))
     assert values[0] <= percentile(values, low) <= percentile(values, high) + 1e-6
     assert percentile(values, high) <= values[-1] + 1e-6
+
+
+def test_an_engine_that_served_nothing_is_noted() -> None:
+    served = msgspec.structs.replace(turn("a", 1, 10, 11, 15), engine="a")
+    got = make_row([served], engine_names=["a", "b"], **FIXED)
+    assert got.turns_by_engine == {"a": 1, "b": 0}
+    assert got.notes == ("b served no turn",)

@@ -11,6 +11,7 @@ from hear.engine_view import EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView
 from hear.harnesses.dispatcher import ROUTE_WAIT_S
+from hear.harnesses.replay.comparison import notes_of
 from hear.harnesses.replay.results import RunResult, TurnRecord
 from hear.harnesses.replay.runner import Loop, replay
 from hear.harnesses.replay.workload import Session, Turn, Workload
@@ -392,3 +393,22 @@ def test_the_order_of_what_happens_at_once_is_fixed() -> None:
 def test_a_listener_changes_nothing() -> None:
     plain, heard = run(*crowd()), run(*crowd(), policy=LISTENER)
     assert records(plain) == records(heard)
+
+
+class Misspelt(Listener):
+    """Observes what nobody publishes."""
+
+    name = "misspelt"
+    observes = ("state.*.*.residancy.>",)
+
+
+def test_who_took_part_in_name_only_is_noted() -> None:
+    sessions = [session(f"s{number}", turn(), turn(think_s=1.0)) for number in range(4)]
+    row = run(*sessions, policy=f"{__name__}:Misspelt", engines=2).row
+    assert sum(row.turns_by_engine.values()) == row.turns == 8
+    assert list(row.turns_by_engine) == ["engine0", "engine1"]
+    [note] = row.notes
+    assert note.startswith("misspelt observes what no message matches: state.*.*.residancy.>: ")
+    assert any("turns by engine: engine0" in line for line in notes_of([row]))
+    [idle] = run(sessions[0], policy=LISTENER).row.notes
+    assert idle.startswith("listener asked for nothing, in ")

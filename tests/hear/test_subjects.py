@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hear import plugins
 from hear.errors import LocalProtocolError
 from hear.messages import (
     Cancel,
@@ -18,7 +19,7 @@ from hear.messages import (
     ResidencySnapshot,
     Retain,
 )
-from hear.subjects import Matcher, Pattern, channel, narrowed, stem, subject, token
+from hear.subjects import Matcher, Pattern, channel, impossible, narrowed, stem, subject, token
 from tests.hear.builders import envelope
 from tests.hear.strategies import keys, messages, names
 
@@ -175,3 +176,27 @@ def test_a_narrowed_pattern_matches_what_is_of_the_tenant_and_matched_before(
     for tokens in subjects:
         both = tokens[1] == "a" and Pattern(text).matches(".".join(tokens))
         assert both == (own is not None and Pattern(own).matches(".".join(tokens)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("state.*.*.residancy.>", "'residancy' is none of capabilities, costs, pressure, queue"),
+        ("intent.*.*.request_descibed.>", "'request_descibed' is none of context_closed"),
+        ("intend.>", "'intend' is none of intent, control, state, outcome"),
+        ("*.*.*.nothing.*", "'nothing' is none of"),
+        ("intent.*.*.queue.>", "'queue' is none of"),
+    ],
+)
+def test_a_pattern_that_can_match_nothing_is_told_with_what_there_is(
+    pattern: str, why: str
+) -> None:
+    assert impossible(pattern).startswith(why)
+
+
+def test_the_patterns_of_the_shipped_policies_can_match_something() -> None:
+    for name in plugins.names("policies"):
+        made = plugins.load_installed("parts", "policy-spec")(name).make()
+        assert [impossible(p) for policy in made for p in policy.observes if impossible(p)] == []
+    for pattern in (">", "*.*.>", "state.>", "outcome.acme.e0.request_outcome.r"):
+        assert impossible(pattern) == ""
