@@ -214,9 +214,7 @@ class HarnessView:
             if known is not None and known.speakers.note(envelope):
                 known = None
             view = self._described(envelope, key.request, message, known)
-            self._forget(
-                self.requests.keep(key.request, view, self.now, size_bytes=_size_of(view))
-            )
+            self._forget(self.requests.keep(key.request, view, self.now, size_bytes=_size_of(view)))
             if key.context is not None:
                 context = self._context(key, envelope)
                 if known is None and context.last_completed_s is not None:
@@ -236,9 +234,7 @@ class HarnessView:
             if message.status == "completed":
                 speakers = Speakers() if known is None else known.speakers
                 completed = _Completed(time_s, speakers)
-                self._completed.keep(
-                    key.request, completed, self.now, size_bytes=_ENTRY_BYTES
-                )
+                self._completed.keep(key.request, completed, self.now, size_bytes=_ENTRY_BYTES)
                 if key.context is not None and key.context not in self._closed:
                     context = self._context(key)
                     context.turns += 1

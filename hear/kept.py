@@ -49,7 +49,9 @@ class Kept(Mapping[str, _V]):
     def get(self, id: str, /, default: _V | _D) -> _V | _D: ...
     def get(self, id: str, /, default: _D | None = None) -> _V | _D | None:
         """The value under an id, or ``default``."""
-        entry = self._entries.get(id)  # ``Mapping`` would raise and catch for each that is not there
+        entry = self._entries.get(
+            id
+        )  # ``Mapping`` would raise and catch for each that is not there
         return default if entry is None else entry.value
 
     def keep(self, id: str, value: _V, now: float, *, size_bytes: int = 0) -> list[_V]:

@@ -229,7 +229,7 @@ class PolicyRunner:
         return self._bus.subscribe(sorted(patterns), name=self.source, capacity=self._capacity)
 
     async def _leave(self, messages: Subscription) -> None:
-        for engine in self._engines:
+        for engine in dict.fromkeys([*self._engines, *self._asked]):
             self._send(Ask(Withdraw(reason=f"{self.source} leaves"), Key(engine=engine)))
         with trio.move_on_after(self._leave_limit_s):
             while len(self._outbox):
@@ -332,12 +332,13 @@ class PolicyRunner:
     def _meet(self, engine: str, epoch: int) -> None:
         """Note that an engine is there, in which incarnation."""
         self._say_again(self._outbox.hear_epoch(engine, epoch, trio.current_time()))
-        if engine in self._engines:
-            return
+        met = self._engines.pop(engine, False) is None
         self._engines[engine] = None
+        if met:
+            return
         if len(self._engines) > MAX_ENGINES:
             del self._engines[next(iter(self._engines))]
-        if self._sequencer.epoch > 1:
+        if self._sequencer.epoch > 1 and engine not in self._asked:
             # An earlier incarnation of this policy may have ended without taking anything back.
             self._send(Ask(Withdraw(reason=f"{self.source} begins anew"), Key(engine=engine)))
 
