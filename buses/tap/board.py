@@ -141,6 +141,12 @@ class Board:
 
     def picture(self, now: float, *, dropped: int = 0, times_cut_off: int = 0) -> Picture:
         """What there is to see at ``now``."""
+        for views in self._engines.values():
+            views.advance(now)
+            views.clear_changes()
+        for harness in self._harness.values():
+            harness.advance(now)
+            harness.clear_changes()
         contexts = [c for harness in self._harness.values() for c in harness.contexts.values()]
         return Picture(
             now=now,
