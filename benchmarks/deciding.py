@@ -102,8 +102,8 @@ class Reader:
     def decide(self) -> list[Ask]:
         """What the policy asks for now."""
         asks = list(self.policy.decide(self.h, self.s))
-        self.h.changes.clear()
-        self.s.changes.clear()
+        self.h.clear_changes()
+        self.s.clear_changes()
         return asks
 
     def note(self, asks: Iterable[Ask]) -> None:

@@ -78,8 +78,8 @@ class Messages:
             else:
                 self._harness.apply(envelope, message)
         finally:
-            self._views.changes.clear()
-            self._harness.changes.clear()
+            self._views.clear_changes()
+            self._harness.clear_changes()
         for _ in self._harness.ready_requests():
             pass
         if isinstance(message, RequestDescribed):

@@ -17,12 +17,23 @@ from hear.messages import DEFAULT_TENANT, Control, Envelope, Key, Message, Opera
 from hear.operation import Operation
 from hear.subjects import channel, stem
 
+MAX_SCOPES = 16_384
+"""Scopes of which a ``Sequencer`` knows the last number: the ones that were spoken in last."""
+
+MAX_ENGINES = 4_096
+"""Engines of which an ``Outbox`` knows the epoch: the ones that were heard last."""
+
 SPARE_TIMERS = 1024
 """Outdated timers that an ``Outbox`` keeps beside as many as it has operations open."""
 
 
 class Sequencer:
-    """Puts the messages of one source into envelopes, numbered by channel."""
+    """Puts the messages of one source into envelopes, numbered by channel.
+
+    Each workflow and each engine that a source speaks of brings channels of its own. Those that
+    were silent longest are forgotten; when they are spoken in again, as in a new one, the numbers
+    go on above all that were forgotten, so none is used twice.
+    """
 
     def __init__(self, source: str, epoch: int = 1, tenant: str = DEFAULT_TENANT) -> None:
         self.source = source
@@ -30,13 +41,15 @@ class Sequencer:
         self.tenant = tenant
         # Numbers shared among tenants would tell each how much the others are told.
         self._prefix = "" if tenant == DEFAULT_TENANT else f"{tenant}/"
-        self._seqs: dict[str, int] = {}
+        self._seqs: OrderedDict[str, int] = OrderedDict()
+        self._forgotten_seq = 0
         self._ids: Iterator[int] = count(1)
 
     def restart(self) -> None:
         """Begin a new epoch: numbers start again."""
         self.epoch += 1
         self._seqs.clear()
+        self._forgotten_seq = 0
         self._ids = count(1)
 
     def next_id(self) -> str:
@@ -54,7 +67,10 @@ class Sequencer:
     def _envelope(self, message: Message, key: Key, time_s: float, step: int) -> Envelope:
         kind = kind_of(message)
         scope = stem(kind.category, self.tenant, key, kind.name)
-        seq = self._seqs[scope] = self._seqs.get(scope, 0) + step
+        seq = self._seqs[scope] = self._seqs.get(scope, self._forgotten_seq) + step
+        self._seqs.move_to_end(scope)
+        if len(self._seqs) > MAX_SCOPES:
+            self._forgotten_seq = max(self._forgotten_seq, self._seqs.popitem(last=False)[1])
         return Envelope(
             id=self.next_id(),
             source=self.source,
@@ -158,7 +174,7 @@ class Outbox:
         self._max_retry_s = max_retry_s
         self._open: dict[str, _Pending] = {}
         self._timers: list[tuple[float, str]] = []
-        self._epochs: dict[str, int] = {}
+        self._epochs: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -220,9 +236,12 @@ class Outbox:
     def hear_epoch(self, engine: str, epoch: int, now: float) -> list[Envelope]:
         """Note the epoch of an engine; returns what to send again, since it may have restarted."""
         known = self._epochs.get(engine)
+        self._epochs[engine] = epoch if known is None else max(known, epoch)
+        self._epochs.move_to_end(engine)
         if known is not None and epoch <= known:
             return []
-        self._epochs[engine] = epoch
+        if len(self._epochs) > MAX_ENGINES:
+            self._epochs.popitem(last=False)
         return [] if known is None else self.ask_again(now, engine)
 
     def epoch_of(self, engine: str | None) -> int | None:

@@ -30,6 +30,14 @@ from hear.residency import ResidencyDirectory
 MAX_REQUESTS = 100_000
 """Most requests of one engine that are kept; a queue that seems longer is not known."""
 
+SILENT_S = 21_600.0
+"""How long an engine may tell nothing of its state until its queue and blocks are not believed."""
+
+MAX_BLOCKS = 1 << 24
+"""Most blocks of all engines together that are kept, at some 150 bytes each."""
+
+_SWEEP_S = 60.0
+
 ASK_AGAIN_S = 1.0
 """How long to wait for a snapshot before asking for it again: it may have been lost as well."""
 
@@ -49,13 +57,15 @@ class EngineView:
     those in the batch, in the order in which they started. Both are unreliable while
     ``queue_known`` is False, and ``residency`` is while ``residency_known`` is; except that while
     ``residency_partial`` is True, the blocks in it are held, and it is not known which others are.
-    ``heard`` is the place of its last message among those of all engines.
+    ``heard`` is the place of its last message among those of all engines, and ``heard_s`` when it
+    came, by the reader's clock.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.epoch = 0
         self.heard = 0
+        self.heard_s = 0.0
         self.capabilities: CapabilitiesReported | None = None
         self.costs: CostsReported | None = None
         self.pressure: PressureReported | None = None
@@ -94,6 +104,14 @@ class EngineView:
         self.residency_known = self.residency_partial = self.queue_known = False
         self._next_part = 0
         self._asked_s.clear()
+
+    def fade(self) -> None:
+        """Nothing is believed of its queue and blocks any more; its next word on them asks anew."""
+        self.waiting.clear()
+        self.running.clear()
+        self.queue_known = False
+        self._lose_residency()
+        self._asked_s.update(queue=-inf, residency=-inf)
 
     def apply(self, message: Message, arrival: Arrival, time_s: float, seq: int = 0) -> bool:
         """Take over a message; returns whether a snapshot of its stream is needed.
@@ -220,16 +238,25 @@ class EngineView:
 class EngineViews(Mapping[str, EngineView]):
     """All engines that were heard of by one tenant, by name.
 
-    ``changes`` lists what came since the last decision, as pairs of engine and message. Of more
-    than ``max_engines`` the one that has been silent longest is forgotten.
+    ``changes`` lists what came since the last decision, as pairs of engine and message, and
+    ``forgotten`` the names of the engines whose queue and blocks were given up since then. Of more
+    than ``max_engines`` the one that has been silent longest goes altogether. One that is merely
+    silent keeps its name and capabilities: a pool may say nothing for days, and serve.
     """
 
-    def __init__(self, *, max_engines: int = 4_096) -> None:
+    def __init__(self, *, max_engines: int = 4_096, max_blocks: int = MAX_BLOCKS) -> None:
         self._views: dict[str, EngineView] = {}
         self._max_engines = max_engines
+        self._max_blocks = max_blocks
+        self._num_blocks = 0
         self._num_heard = 0
+        self._now = 0.0
+        self._swept_s = 0.0
         self._detector = GapDetector()
         self.changes: list[tuple[EngineView, Message]] = []
+        self.forgotten: list[str] = []
+        self.num_forgotten = 0
+        """How often the queue and blocks of an engine were given up since the views were made."""
 
     @property
     def gaps(self) -> int:
@@ -245,6 +272,31 @@ class EngineViews(Mapping[str, EngineView]):
     def __len__(self) -> int:
         return len(self._views)
 
+    def advance(self, now: float) -> None:
+        """Bring the views to ``now``, by their reader's clock: what was silent for long fades."""
+        self._now = now
+        if now - self._swept_s < _SWEEP_S:
+            return
+        self._swept_s = now
+        for view in self._views.values():
+            believed = view.queue_known or view.residency_listed
+            if believed and now - view.heard_s > SILENT_S:
+                self._fade(view)
+
+    def clear_changes(self) -> None:
+        """A decision was made on all that has changed."""
+        self.changes.clear()
+        self.forgotten.clear()
+
+    def forget(self, engine: str) -> None:
+        """Give up all that is known of an engine.
+
+        Raises:
+            KeyError: nothing was heard of it.
+        """
+        self._fade(self._views[engine])
+        del self._views[engine]
+
     def apply(self, envelope: Envelope, message: Message) -> bool:
         """Take over a state message; returns whether a snapshot of its stream is needed.
 
@@ -255,15 +307,33 @@ class EngineViews(Mapping[str, EngineView]):
         view = self._views.get(engine)
         if view is None:
             if len(self._views) >= self._max_engines:
-                del self._views[min(self._views.values(), key=lambda v: v.heard).name]
+                self.forget(min(self._views.values(), key=_heard).name)
             view = self._views[engine] = EngineView(engine)
         self._num_heard += 1
         view.heard = self._num_heard
+        view.heard_s = self._now
         arrival = self._detector.observe(envelope)
         if arrival is Arrival.STALE or envelope.epoch < view.epoch:
             return False
-        if envelope.epoch > view.epoch:
-            view.restart(envelope.epoch)
-        needs_snapshot = view.apply(message, arrival, envelope.time_s, envelope.seq)
+        num_blocks = view.residency.num_blocks()
+        try:
+            if envelope.epoch > view.epoch:
+                view.restart(envelope.epoch)
+            needs_snapshot = view.apply(message, arrival, envelope.time_s, envelope.seq)
+        finally:
+            self._num_blocks += view.residency.num_blocks() - num_blocks
         self.changes.append((view, message))
+        while self._num_blocks > self._max_blocks:
+            holders = [v for v in self._views.values() if v.residency.num_blocks()]
+            self._fade(min(holders, key=_heard))
         return needs_snapshot
+
+    def _fade(self, view: EngineView) -> None:
+        self._num_blocks -= view.residency.num_blocks()
+        view.fade()
+        self.forgotten.append(view.name)
+        self.num_forgotten += 1
+
+
+def _heard(view: EngineView) -> int:
+    return view.heard

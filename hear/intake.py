@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from hear.arbitration import Arbiter, place_of
 from hear.codec import KINDS, open_body
 from hear.errors import RemoteProtocolError
+from hear.kept import Kept
 from hear.messages import (
     AXES,
     Cancel,
@@ -33,6 +34,13 @@ MAX_DEADLINE_S = 3600.0
 GONE_S = 60.0
 """How long a control fails at once since its request has ended; later ones wait for a request."""
 
+MAX_OPEN_BYTES = 1 << 26
+"""Most that the controls without an end take, about; beyond it new ones are ``overloaded``."""
+
+MAX_REMEMBERED_BYTES = 1 << 26
+"""Most that each of the tables of what has ended and of what was seen takes, about."""
+
+_OPERATION_BYTES = 1_000  # objects around what a control says, about
 _SPARE_TIMERS = 1_024
 _CONTEXT_AXES = ("retention", "placement")
 
@@ -69,6 +77,7 @@ class Intake:
         ended: Iterable["Answer"] = (),
         max_open: int = 65_536,
         remember: int = 65_536,
+        max_open_bytes: int = MAX_OPEN_BYTES,
     ) -> None:
         """``controls`` are the kinds that the engine supports; ``remember`` bounds memory.
 
@@ -84,8 +93,11 @@ class Intake:
         self._arbiter = Arbiter(ranks)
         self._max_open = max_open
         self._remember = remember
+        self._max_open_bytes = max_open_bytes
         self._open: dict[str, Operation] = {}
-        self._ended: OrderedDict[str, Answer] = OrderedDict()
+        self._sizes: dict[str, int] = {}  # of those, in bytes
+        self._open_bytes = 0
+        self._ended: Kept[Answer] = Kept(max_entries=remember, max_bytes=MAX_REMEMBERED_BYTES)
         for answer in ended:
             if answer.key.operation is not None:
                 self._remember_end(answer.key.operation, answer)
@@ -95,7 +107,7 @@ class Intake:
         # fork, and requests on several of its versions may be served at once.
         self._served_versions: dict[str, int] = {}
         self._gone: OrderedDict[str, float] = OrderedDict()  # and when; the latest stand last
-        self._versions: OrderedDict[str, int] = OrderedDict()
+        self._versions: Kept[int] = Kept(max_entries=remember, max_bytes=MAX_REMEMBERED_BYTES)
         self._timers: list[tuple[float, str]] = []
         self._standing: set[str] = set()
 
@@ -150,6 +162,8 @@ class Intake:
             tenant=envelope.tenant,
         )
         self._open[operation.id] = operation
+        size = self._sizes[operation.id] = _OPERATION_BYTES + len(envelope.body) + _letters(key)
+        self._open_bytes += size
         self._admit(step, operation)
         return step
 
@@ -188,8 +202,11 @@ class Intake:
         axis = AXES[type(control)]
         if key.engine not in (None, self.engine):
             return "wrong_engine", f"this is {self.engine}, the key names {key.engine}"
-        if axis != "none" and len(self._open) > self._max_open:  # the rest makes room
-            return "overloaded", f"{self._max_open} operations are open"
+        if axis != "none":  # the rest makes room
+            if len(self._open) > self._max_open:
+                return "overloaded", f"{self._max_open} operations are open"
+            if self._open_bytes > self._max_open_bytes:
+                return "overloaded", f"the open operations take {self._max_open_bytes} bytes"
         if axis in _CONTEXT_AXES:
             if key.context is None:
                 return "malformed", "the key names no context"
@@ -397,7 +414,7 @@ class Intake:
         self._requests.clear()
         self._served_versions.clear()
         self._timers.clear()
-        self._versions.clear()
+        self._versions = Kept(max_entries=self._remember, max_bytes=MAX_REMEMBERED_BYTES)
         self._arbiter = Arbiter(self._arbiter.ranks)
         return step
 
@@ -405,10 +422,8 @@ class Intake:
 
     def _saw_version(self, key: Key) -> None:
         if key.context is not None and key.context_version is not None:
-            seen = max(self._versions.pop(key.context, 0), key.context_version)
-            self._versions[key.context] = seen
-            if len(self._versions) > self._remember:
-                self._versions.popitem(last=False)
+            seen = max(self._versions.get(key.context, 0), key.context_version)
+            self._versions.keep(key.context, seen, 0.0)
 
     def _arm(self, operation: Operation) -> None:
         heappush(self._timers, (operation.deadline_s, operation.id))
@@ -460,6 +475,7 @@ class Intake:
     ) -> None:
         operation.advance(status)
         del self._open[operation.id]
+        self._open_bytes -= self._sizes.pop(operation.id)
         self._standing.discard(operation.id)
         if (of_request := self._requests.get(operation.key.request or "")) is not None:
             of_request.discard(operation.id)
@@ -479,6 +495,12 @@ class Intake:
         step.answers.append(answer)
 
     def _remember_end(self, operation_id: str, answer: Answer) -> None:
-        self._ended[operation_id] = answer
-        if len(self._ended) > self._remember:
-            self._ended.popitem(last=False)
+        outcome = answer.outcome
+        size = _OPERATION_BYTES + _letters(answer.key) + len(outcome.detail)
+        self._ended.keep(operation_id, answer, 0.0, size_bytes=size)
+
+
+def _letters(key: Key) -> int:
+    """How many letters the names of a key have."""
+    names = (key.request, key.context, key.engine, key.operation, key.workflow)
+    return sum(len(name or "") for name in names)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from hear.engine_view import EngineView, EngineViews
 from hear.messages import QueueChanged, QueueSnapshot
 
+_SPARE_ENGINES = 1_024
+
 LOST_S = 60.0
 """After how long a request that no engine has reported is taken for one that never came."""
 
@@ -122,6 +124,8 @@ class Backlogs:
     def observe(self, s: EngineViews, now: float) -> list[str]:
         """Take over what has changed in the queues; returns the requests that are gone with it."""
         gone: list[str] = []
+        for name in s.forgotten:
+            gone += self._leave(name)
         for view, message in s.changes:
             if isinstance(message, QueueChanged | QueueSnapshot):
                 gone += self._observe(view, message, now)
@@ -131,6 +135,22 @@ class Backlogs:
                 break
             gone.append(oldest)
             self.end(oldest)
+        if len(self._engines) > len(s) + _SPARE_ENGINES:  # names that only requests have brought
+            idle = [name for name, at in self._engines.items() if not at.work and name not in s]
+            for name in idle:
+                del self._engines[name]
+        return gone
+
+    def _leave(self, engine: str) -> Iterable[str]:
+        """Nothing is known of an engine any more; what is on its way there may still come."""
+        at = self._engines.get(engine)
+        if at is None:
+            return ()
+        gone = at.seen()
+        for request in gone:
+            self.end(request)
+        if not at.work:
+            del self._engines[engine]
         return gone
 
     def _observe(

@@ -51,6 +51,7 @@ class CacheAware:
 
     def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
         """Ask for the priorities that have changed since the last decision."""
+        self._forget_with(h, s)
         fresh: dict[tuple[str, str], bool] = {}  # whether it was described anew
         for key, message in h.changes:
             if not (isinstance(message, RequestDescribed) and key.request and key.engine):
@@ -59,6 +60,8 @@ class CacheAware:
                 # It may stand in the queue already: intent and state travel apart.
                 fresh[key.engine, key.request] = True
         for view, state in s.changes:
+            if s.get(view.name) is not view:
+                continue  # it was given up since
             if isinstance(state, QueueChanged):
                 for waiting in state.waiting:
                     fresh.setdefault((view.name, waiting.request), False)
@@ -101,6 +104,18 @@ class CacheAware:
             view.residency.watch(request, hashes)
         if view.residency_listed:
             yield from self._prioritise(h, view, request)
+
+    def _forget_with(self, h: HarnessView, s: EngineViews) -> None:
+        """Give up the engines and the requests that the views have given up."""
+        for name in s.forgotten:
+            followed, view = self._followed.pop(name, None), s.get(name)
+            if followed is not None and view is not None:
+                for request in followed.priorities:
+                    view.residency.unwatch(request)
+        for key in h.forgotten:
+            for name, followed in self._followed.items():
+                if key.request in followed.priorities:
+                    self._forget(s[name], key.request)
 
     def _forget(self, view: EngineView, request: str) -> None:
         if self._of(view).priorities.pop(request, None) is not None:

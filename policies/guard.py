@@ -19,8 +19,6 @@ from hear.messages import (
 )
 from hear.seams import Ask
 
-_MAX_GUARDED = 100_000
-
 
 class Guard:
     """Bounds the wait of every request that names its engine, once."""
@@ -43,11 +41,13 @@ class Guard:
         self._control = BoundWait(
             max_wait_s=max_wait_s, force="requirement", reason=f"wait at most {max_wait_s:g} s"
         )
-        # Requests that have not ended, each with its engine and its life in the harness's view.
+        # Requests of the harness's view that have not ended, each with its engine and its life.
         self._guarded: dict[str, tuple[str, int]] = {}
 
     def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
         """Guard each request that was described, or became ready, since the last decision."""
+        for key in h.forgotten:
+            self._guarded.pop(key.request or "", None)
         for key, message in h.changes:
             if key.request is None:
                 continue
@@ -66,6 +66,4 @@ class Guard:
         if self._guarded.get(request) == (engine, life):
             return
         self._guarded[request] = engine, life
-        if len(self._guarded) > _MAX_GUARDED:  # ends that were never heard of
-            del self._guarded[next(iter(self._guarded))]
         yield Ask(self._control, Key(request=request, engine=engine))

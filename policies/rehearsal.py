@@ -35,6 +35,7 @@ from hear.messages import (
     WaitingRequest,
 )
 from hear.policies.asks import check_ask
+from hear.policies.runner import always_heard
 from hear.policies.watchdog import TimeLimitPassed, time_limit
 from hear.seams import Ask, Policy
 from hear.subjects import Matcher, subject
@@ -216,8 +217,7 @@ class Rehearsal:
         self.s = EngineViews()
         self.asked: list[tuple[bytes, Key]] = []
         self._scene = scene
-        own = (f"outcome.{DEFAULT_TENANT}.>", f"state.{DEFAULT_TENANT}.*.capabilities.>")
-        self._hears = Matcher((*self.policy.observes, *own))
+        self._hears = Matcher((*self.policy.observes, *always_heard(DEFAULT_TENANT)))
         self.world.begin()
         self.decide()
 
@@ -226,10 +226,11 @@ class Rehearsal:
         for envelope in self.world.said:
             self._hear(envelope)
         self.world.said.clear()
-        self.h.now = self.world.now
+        self.h.advance(self.world.now)
+        self.s.advance(self.world.now)
         asks = decide(self.policy, self.h, self.s, self._scene)
-        self.h.changes.clear()
-        self.s.changes.clear()
+        self.h.clear_changes()
+        self.s.clear_changes()
         for ask in asks:
             self._take(ask)
 

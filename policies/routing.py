@@ -7,7 +7,7 @@ pool then did shows in the request's description, which names its engine when it
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -24,6 +24,10 @@ from hear.messages import (
 )
 from hear.policies.backlog import Backlogs
 from hear.seams import Ask
+
+_MAX_PICKED = 4_096
+_MAX_COMING = 1 << 20
+"""Most blocks that are counted as on their way to engines, at some 100 bytes each."""
 
 _INTENT = ("intent.*.*.request_described.>", "intent.*.*.request_readiness_changed.>")
 
@@ -42,13 +46,17 @@ class _Routing:
     def __init__(self) -> None:
         self._backlogs = Backlogs()
         self._noted: dict[str, str] = {}  # requests by the engine that they were or will be sent to
-        self._picked: dict[str, int] = {}  # when each engine was last chosen, as a count
+        # When each engine was last chosen, as a count; the one chosen longest ago stands first.
+        self._picked: OrderedDict[str, int] = OrderedDict()
         self._picks = 0
 
     def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
         """Route what was described for a pool, or became ready, since the last decision."""
         for request in self._backlogs.observe(s, h.now):
             self._forget(request)
+        for key in h.forgotten:
+            self._backlogs.end(key.request or "")
+            self._forget(key.request or "")
         for key, message in h.changes:
             if key.request is None:
                 continue
@@ -73,6 +81,9 @@ class _Routing:
             best = choice.targets[0]
             self._picks += 1
             self._picked[best] = self._picks
+            self._picked.move_to_end(best)
+            if len(self._picked) > _MAX_PICKED:
+                self._picked.popitem(last=False)
             self._expect(request, best, choice.to_compute, now)
             about = Key(
                 request=request.id,
@@ -189,7 +200,9 @@ class CacheAwareRouting(_Routing):
         self.name = "cache-aware-routing" if others == 1 else f"cache-aware-routing:{others:g}"
         self._others = others
         self._coming: dict[str, Counter[int]] = {}  # by engine, blocks and how many bring them
-        self._brings: dict[str, tuple[str, Sequence[int]]] = {}  # by request
+        # By request, the one that was noted first first.
+        self._brings: OrderedDict[str, tuple[str, Sequence[int]]] = OrderedDict()
+        self._num_coming = 0
 
     def _choose(
         self, request: RequestView, engines: Sequence[str], s: EngineViews, now: float
@@ -262,17 +275,27 @@ class CacheAwareRouting(_Routing):
         hashes = unpack(request.description.prefix_hashes)
         self._brings[request.id] = engine, hashes
         self._coming.setdefault(engine, Counter()).update(hashes)
+        self._num_coming += len(hashes)
+        while self._num_coming > _MAX_COMING:
+            self._count_out(next(iter(self._brings)))
 
     def _forget(self, request: str) -> None:
         super()._forget(request)
+        self._count_out(request)
+
+    def _count_out(self, request: str) -> None:
+        """What a request brings does not count as on its way any longer."""
         engine, hashes = self._brings.pop(request, ("", ()))
         coming = self._coming.get(engine)
         if coming is None:
             return
+        self._num_coming -= len(hashes)
         for block in hashes:
             coming[block] -= 1
             if not coming[block]:
                 del coming[block]
+        if not coming:
+            del self._coming[engine]
 
 
 _NOTHING: Counter[int] = Counter()

@@ -7,10 +7,12 @@ and it is left out, while everything else goes on.
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from traceback import extract_tb
+from typing import TypeVar
 
 import structlog
 import trio
@@ -48,6 +50,7 @@ from hear.policies.watchdog import TimeLimitPassed, time_limit
 from hear.seams import Ask, Bus, Policy, Subscription
 from hear.subjects import impossible, narrowed, token
 
+_T = TypeVar("_T")
 _log = structlog.get_logger("hear.policy")
 
 DECIDE_LIMIT_S = 5.0
@@ -62,6 +65,12 @@ MAX_AT_ONCE = 1_000
 CUT_OFF_AGAIN_S = 60.0
 """A policy that is cut off from the bus twice within this time is too slow for its traffic."""
 
+FORGOTTEN_AGAIN_S = 600.0
+"""How often at most it is said that views had to give up requests or engines."""
+
+MAX_ENGINES = 4_096
+"""Most engines of which is remembered that they were there, or were asked for something."""
+
 _GUARD_LIFE_S = 86_400.0
 _FOR_EVER_S = 1e9
 _NONSENSE = frozenset({"malformed", "unsupported_control", "wrong_engine"})
@@ -69,14 +78,32 @@ _NONSENSE = frozenset({"malformed", "unsupported_control", "wrong_engine"})
 
 @dataclass(slots=True)
 class PolicyStatistics:
-    """What a policy has done, for the table of the protocol's cost. Times are wall time."""
+    """What a policy has done, for the table of the protocol's cost. Times are wall time.
+
+    ``forgotten`` counts the requests, and the engines, that its views gave up without having heard
+    of their ends: they were silent for long, or too many.
+    """
 
     decisions: int = 0
     controls: int = 0
     decide_s: float = 0.0
     gaps: int = 0
+    forgotten: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     failure: str | None = None
+
+
+def always_heard(tenant: str) -> tuple[str, ...]:
+    """The patterns of what every policy of a tenant hears, whatever it observes.
+
+    Its views need the ends of what is in them, and its runner what becomes of its controls.
+    """
+    own = token(tenant)
+    return (
+        f"outcome.{own}.>",
+        f"state.{own}.*.capabilities.>",
+        f"intent.{own}.*.context_closed.>",
+    )
 
 
 class PolicyRunner:
@@ -123,6 +150,8 @@ class PolicyRunner:
         self._asked: dict[str, None] = {}  # engines that it has sent a control
         self._outcomes = GapDetector()
         self._cut_off_s = -inf
+        self._told_forgotten = 0
+        self._told_forgotten_s = -inf
         self._warned: set[tuple[str, str]] = set()
         self._decided_s = -inf
         self._decided_at_once = 0
@@ -141,8 +170,7 @@ class PolicyRunner:
 
         The answers to what is still open are awaited for a bounded time.
         """
-        tenant = token(self._tenant)
-        own = {f"outcome.{tenant}.>", f"state.{tenant}.*.capabilities.>"}
+        own = set(always_heard(self._tenant))
         for pattern in self.policy.observes:
             if why := impossible(pattern):
                 _log.warning(
@@ -206,7 +234,7 @@ class PolicyRunner:
         return self._bus.subscribe(sorted(patterns), name=self.source, capacity=self._capacity)
 
     async def _leave(self, messages: Subscription) -> None:
-        for engine in self._engines:
+        for engine in dict.fromkeys([*self._engines, *self._asked]):
             self._send(Ask(Withdraw(reason=f"{self.source} leaves"), Key(engine=engine)))
         with trio.move_on_after(self._leave_limit_s):
             while len(self._outbox):
@@ -219,15 +247,21 @@ class PolicyRunner:
         batch: Iterable[Envelope] = ()
         with trio.move_on_at(inf if due is None else due):
             batch = await messages.receive()
+        self._touch_views(self._bring_up_to_date)
         for envelope in batch:
-            try:
-                if self._hear(envelope):
-                    messages.request_snapshot(envelope)
-            except (AttributeError, TypeError, LookupError) as error:
-                self._fail(f"left its views unusable: {error!r}")
+            if self._touch_views(partial(self._hear, envelope)):
+                messages.request_snapshot(envelope)
         again, lost = self._outbox.due(trio.current_time())
         self._count_lost(lost)
         self._say_again(again)
+
+    def _touch_views(self, act: Callable[[], _T]) -> _T | None:
+        """Do something with the views, which a policy may have left in any state."""
+        try:
+            return act()
+        except (AttributeError, TypeError, LookupError) as error:
+            self._fail(f"left its views unusable: {error!r}")
+            return None
 
     def _say_again(self, envelopes: Iterable[Envelope]) -> None:
         for envelope in envelopes:
@@ -280,13 +314,36 @@ class PolicyRunner:
                 detail=outcome.detail,
             )
 
+    def _bring_up_to_date(self) -> None:
+        """Tell the views the time; say what they gave up, once for all of it in a while."""
+        now = trio.current_time()
+        self._h.advance(now)
+        self._s.advance(now)
+        forgotten = self._h.num_forgotten + self._s.num_forgotten
+        self.statistics.forgotten = max(self.statistics.forgotten, forgotten)
+        if forgotten == self._told_forgotten or now < self._told_forgotten_s + FORGOTTEN_AGAIN_S:
+            return
+        _log.warning(
+            "view.forgotten",
+            policy=self.source,
+            forgotten=forgotten - self._told_forgotten,
+            requests=len(self._h.requests),
+            request_bytes=self._h.requests.size_bytes,
+            engines=len(self._s),
+            detail="no end was heard of them, and they were silent for long or too many",
+        )
+        self._told_forgotten, self._told_forgotten_s = forgotten, now
+
     def _meet(self, engine: str, epoch: int) -> None:
         """Note that an engine is there, in which incarnation."""
         self._say_again(self._outbox.hear_epoch(engine, epoch, trio.current_time()))
-        if engine in self._engines:
-            return
+        met = self._engines.pop(engine, False) is None
         self._engines[engine] = None
-        if self._sequencer.epoch > 1:
+        if met:
+            return
+        if len(self._engines) > MAX_ENGINES:
+            del self._engines[next(iter(self._engines))]
+        if self._sequencer.epoch > 1 and engine not in self._asked:
             # An earlier incarnation of this policy may have ended without taking anything back.
             self._send(Ask(Withdraw(reason=f"{self.source} begins anew"), Key(engine=engine)))
 
@@ -320,13 +377,13 @@ class PolicyRunner:
         self._decide(now)
 
     def _decide(self, now: float) -> None:
-        self._h.now = now
+        self._h.advance(now)
         begun = time.perf_counter()
         try:
             with time_limit(self._decide_limit_s):
                 asks = list(self.policy.decide(self._h, self._s))
-            self._h.changes.clear()
-            self._s.changes.clear()
+            self._h.clear_changes()
+            self._s.clear_changes()
         except TimeLimitPassed:
             asks = []
             self._fail(f"did not decide within {self._decide_limit_s:g} s")
@@ -371,6 +428,8 @@ class PolicyRunner:
         self._bus.publish(envelope)
         if key.engine is not None and key.engine not in self._asked:
             self._asked[key.engine] = None
+            if len(self._asked) > MAX_ENGINES:
+                del self._asked[next(iter(self._asked))]
             if key.engine not in self._engines:
                 _log.warning("engine.unknown", policy=self.source, engine=key.engine)
             self._leave_word(now)
@@ -389,4 +448,5 @@ class PolicyRunner:
         if self.statistics.failure is None:
             self.statistics.failure = why
             self._h, self._s = HarnessView(), EngineViews()  # whatever it did to the old ones
+            self._told_forgotten = 0
             _log.error("policy.failed", policy=self.source, why=why, **more)

@@ -10,6 +10,7 @@ the row of its depth and that towards the whole by ``prior_weight`` pseudo-obser
 """
 
 from bisect import bisect
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ from hear.seams import Ask
 _GAP_BOUNDS_S = (15.0, 60.0, 180.0)
 _MAX_DEPTH = 5
 _FLOOR = 0.01
+_MAX_CONTEXTS = 100_000
 
 Cell = tuple[int, int]
 
@@ -90,8 +92,8 @@ class _Known:
 
     ``requests`` holds the cell that each request falls in when it completes; it is fixed when the
     request is described, so that it tells nothing of what came after. ``idle`` is the cell in
-    which the last one completed. One that was closed is still known, since the outcome of its last
-    request may be on the way.
+    which the last one completed. One that was closed is known until its requests have ended, since
+    their outcomes may be on the way.
     """
 
     touched_s: float
@@ -123,10 +125,12 @@ class SessionAware:
             raise ConfigError(f"session-aware: lease {lease_s} s, expected a positive number")
         self._lease_s = lease_s
         self._estimator = ContinuationEstimator()
-        self._known: dict[str, _Known] = {}  # the one that was touched longest ago stands first
+        # The one that was touched longest ago stands first.
+        self._known: OrderedDict[str, _Known] = OrderedDict()
 
     def decide(self, h: HarnessView, s: EngineViews) -> Iterable[Ask]:
         """Learn from what has come, and lease the contexts that are served."""
+        self._forget_with(h, s)
         for key, message in h.changes:
             if key.context is None:
                 continue
@@ -140,15 +144,20 @@ class SessionAware:
                 if key.request is not None:
                     known.requests[key.request] = self._cell(context, 1)
             elif isinstance(message, ContextClosed):
-                known = self._touch(key.context, h.now)
-                known.idle, known.closed = None, True
-                for engine in known.engines:
+                closed = self._known.get(key.context)
+                if closed is None:
+                    continue
+                closed.idle, closed.closed = None, True
+                for engine in closed.engines:
                     yield Ask(
                         Release(reason="context closed"), Key(context=key.context, engine=engine)
                     )
-                known.engines.clear()
+                closed.engines.clear()
+                self._leave(key.context)
             elif isinstance(message, RequestOutcome):
-                yield from self._served(key, context, message, h.now)
+                if key.context in self._known or not h.is_closed(key.context):
+                    yield from self._served(key, context, message, h.now)
+                self._leave(key.context)
         self._forget(h.now)
 
     def _cell(self, context: ContextView | None, more: int) -> Cell:
@@ -160,7 +169,27 @@ class SessionAware:
         known = self._known.pop(context, None) or _Known(now)
         known.touched_s = now
         self._known[context] = known
+        if len(self._known) > _MAX_CONTEXTS:
+            self._known.popitem(last=False)
         return known
+
+    def _leave(self, context: str) -> None:
+        """A context that is closed and has no request left is not needed any more."""
+        known = self._known.get(context)
+        if known is not None and known.closed and not known.requests:
+            del self._known[context]
+
+    def _forget_with(self, h: HarnessView, s: EngineViews) -> None:
+        """Give up the engines and the requests that the views have given up."""
+        for key in h.forgotten:
+            known = self._known.get(key.context or "")
+            if known is not None:
+                known.requests.pop(key.request or "", None)
+                self._leave(key.context or "")
+        if s.forgotten:
+            for known in self._known.values():
+                for engine in s.forgotten:
+                    known.engines.pop(engine, None)
 
     def _forget(self, now: float) -> None:
         while self._known:

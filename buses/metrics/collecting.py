@@ -18,6 +18,7 @@ from hear.buses.metrics.spans import SpanData, operation_span, request_spans
 from hear.codec import KINDS, open_body
 from hear.delivery import Arrival, GapDetector
 from hear.errors import RemoteProtocolError
+from hear.kept import Kept
 from hear.messages import (
     Control,
     Envelope,
@@ -32,6 +33,9 @@ from hear.messages import (
 
 _REMEMBER_IDS: Final = 65_536
 _MAX_ENGINES: Final = 1_000
+ENGINE_GONE_S: Final = 86_400.0
+"""How long an engine may be silent until its series go."""
+
 _MAX_TENANTS: Final = 1_000
 _OPENED: Final = frozenset(
     {
@@ -56,6 +60,11 @@ class _Queue(NamedTuple):
     running_tokens: int = 0
 
 
+class _Engine(NamedTuple):
+    name: str
+    epoch: int
+
+
 class Collecting:
     """Counts what it is given. ``on_span`` is told each span as its request or operation ends."""
 
@@ -71,7 +80,7 @@ class Collecting:
         self.operations = Operations(max_open=max_open)
         self._on_span = on_span
         self._detector = GapDetector()
-        self._epochs: OrderedDict[str, int] = OrderedDict()
+        self._engines: Kept[_Engine] = Kept(max_entries=_MAX_ENGINES)
         self._queues: dict[str, dict[str, _Queue]] = {}  # by engine and tenant
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._forgotten = 0
@@ -85,7 +94,7 @@ class Collecting:
         arrival = self._number(envelope)
         if known is None or known.category != envelope.category or envelope.kind not in _OPENED:
             if envelope.category == "state":
-                self._hear_epoch(envelope)
+                self._hear_epoch(envelope, now)
             return
         message: Message | None = None
         try:
@@ -97,7 +106,7 @@ class Collecting:
         elif message is None:
             return
         elif envelope.category == "state":
-            if arrival is not Arrival.STALE and self._hear_epoch(envelope):
+            if arrival is not Arrival.STALE and self._hear_epoch(envelope, now):
                 self._hear_state(envelope, message)
         elif isinstance(message, OperationOutcome):
             self._move(self.operations.hear_outcome(envelope, message))
@@ -110,6 +119,8 @@ class Collecting:
     def settle(self, now: float) -> None:
         """Forget what is too old and bring the numbers of open operations up to date."""
         self.operations.forget_old(now)
+        for gone in self._engines.forget_silent(now, lambda _: ENGINE_GONE_S):
+            self._forget_engine(gone.name)
         self.families.forgotten().inc(self.operations.forgotten - self._forgotten)
         self._forgotten = self.operations.forgotten
         counts: dict[str, int] = dict.fromkeys(self._open_shown, 0)
@@ -194,17 +205,15 @@ class Collecting:
         for span in request_spans(envelope, outcome):
             self._tell(span)
 
-    def _hear_epoch(self, envelope: Envelope) -> bool:
+    def _hear_epoch(self, envelope: Envelope, now: float) -> bool:
         """Note the epoch of an engine; False if the message is of one that has ended."""
         engine, epoch = envelope.key.engine or envelope.source, envelope.epoch
-        before = self._epochs.get(engine)
-        if before is not None and epoch < before:
+        before = self._engines.get(engine)
+        if before is not None and epoch < before.epoch:
             return False
-        if before is None or epoch > before:
-            self._epochs[engine] = epoch
-            if len(self._epochs) > _MAX_ENGINES:
-                gone, _ = self._epochs.popitem(last=False)
-                self._forget_state(gone)
+        for gone in self._engines.keep(engine, _Engine(engine, epoch), now):
+            self._forget_engine(gone.name)
+        if before is None or epoch > before.epoch:
             self.families.epoch(engine).set(epoch)
             if before is not None:
                 self.families.restarts(engine).inc()
@@ -261,6 +270,10 @@ class Collecting:
         self.families.queue(engine, "running").set(running)
         self.families.queue_tokens(engine, "waiting").set(waiting_tokens)
         self.families.queue_tokens(engine, "running").set(running_tokens)
+
+    def _forget_engine(self, engine: str) -> None:
+        self._queues.pop(engine, None)
+        self.families.forget_engine(engine)
 
     def _forget_state(self, engine: str) -> None:
         self._queues.pop(engine, None)

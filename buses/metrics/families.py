@@ -195,6 +195,21 @@ class Families:
         self._reasons.add(text)
         return text
 
+    def forget_engine(self, engine: str) -> None:
+        """An engine is gone: another takes the place of its series."""
+        self.forget_state(engine)
+        counts: list[Callable[[str], None]] = [
+            family.forget
+            for family in (
+                *(self.requests, self.preemptions, self.restarts),
+                *(self.prompt_tokens, self.output_tokens, self.reused_tokens),
+            )
+        ]
+        times = (self.queue_s, self.prefill_s, self.decode_s, self.ttft_s, self.request_s)
+        forget = [*counts, *(family.forget for family in times)]
+        for each in (*forget, self.epoch.forget, self.heard_s.forget):
+            each(engine)
+
     def forget_state(self, engine: str) -> None:
         """What was known of an engine's queue and cache is over."""
         forget: list[Callable[[str], None]] = [

@@ -17,6 +17,9 @@ FORGET_AFTER_S: Final = 90_000.0
 """Longer than any operation lives: a guard may wait for a day."""
 
 
+_MAX_WHY: Final = 1_000
+
+
 class Followed(Struct):
     """An operation that has not ended. Times are those of the envelopes, in seconds.
 
@@ -79,7 +82,7 @@ class Operations:
             policy=envelope.source,
             control=envelope.kind,
             force=control.force if control is not None else "",
-            why=control.reason if control is not None else "",
+            why=control.reason[:_MAX_WHY] if control is not None else "",
             tenant=envelope.tenant,
             key=envelope.key,
             asked_s=envelope.time_s,

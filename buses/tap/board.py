@@ -3,7 +3,7 @@
 It knows no terminal, no bus and no clock: the time is an argument. All that it keeps is bounded.
 """
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +26,7 @@ MAX_ENGINES: Final = 64
 RATE_S: Final = 10
 """Seconds over which rates are taken."""
 _MAX_OF_HARNESS = 4096
+_MAX_BYTES = 1 << 24
 _MAX_LOSSES = 8
 _STREAMS = ("residency", "queue", "pressure", "capabilities", "costs")
 
@@ -99,12 +100,14 @@ class Board:
 
     def __init__(self) -> None:
         self._numbers = Numbers()
-        self._engines: dict[str, EngineViews] = {}  # by tenant
-        self._harness: dict[str, HarnessView] = {}  # by tenant
+        # By tenant; who was heard of longest ago stands first.
+        self._engines: OrderedDict[str, EngineViews] = OrderedDict()
+        self._harness: OrderedDict[str, HarnessView] = OrderedDict()
         self._timelines = Timelines()
         self._decisions = Decisions()
         self._rates = _Rates()
-        self._gaps: Counter[tuple[str, str]] = Counter()  # by tenant and source
+        # By tenant and source; the one that missed something first stands first.
+        self._gaps: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._losses: deque[Loss] = deque(maxlen=_MAX_LOSSES)
         self._num_messages = 0
         self._unreadable = 0
@@ -127,17 +130,23 @@ class Board:
             return False
         needs_snapshot = False
         if envelope.category == "state":
-            needs_snapshot = self._apply_state(envelope, message)
+            needs_snapshot = self._apply_state(envelope, message, now)
             if arrival is Arrival.STALE:
                 return needs_snapshot
         else:
-            self._apply_to_harness(envelope, _without_hashes(message))
+            self._apply_to_harness(envelope, _without_hashes(message), now)
         self._timelines.apply(reading)
         self._decisions.apply(reading)
         return needs_snapshot
 
     def picture(self, now: float, *, dropped: int = 0, times_cut_off: int = 0) -> Picture:
         """What there is to see at ``now``."""
+        for views in self._engines.values():
+            views.advance(now)
+            views.clear_changes()
+        for harness in self._harness.values():
+            harness.advance(now)
+            harness.clear_changes()
         contexts = [c for harness in self._harness.values() for c in harness.contexts.values()]
         return Picture(
             now=now,
@@ -161,36 +170,53 @@ class Board:
             num_paused=sum(context.pause is not None for context in contexts),
         )
 
-    def _apply_state(self, envelope: Envelope, message: Message) -> bool:
+    def _apply_state(self, envelope: Envelope, message: Message, now: float) -> bool:
         engine = envelope.key.engine or envelope.source
         views = self._engines.get(envelope.tenant)
         if views is None or engine not in views:
             if sum(map(len, self._engines.values())) >= MAX_ENGINES:
-                return False
+                self._forget_engine()
             views = self._engines.setdefault(envelope.tenant, EngineViews())
+        self._engines.move_to_end(envelope.tenant)
+        views.advance(now)
         try:
             return views.apply(envelope, message)
         except StateRefusedError as error:
             self._unreadable += 1
             return error.ask
         finally:
-            views.changes.clear()
+            views.clear_changes()
 
-    def _apply_to_harness(self, envelope: Envelope, message: Message) -> None:
+    def _forget_engine(self) -> None:
+        """Give up the engine that was heard of longest ago, whoever's it is."""
+        oldest = {
+            tenant: min(views.values(), key=lambda view: view.heard)
+            for tenant, views in self._engines.items()
+        }
+        tenant = min(oldest, key=lambda tenant: oldest[tenant].heard_s)
+        self._gaps.pop((tenant, oldest[tenant].name), None)
+        self._engines[tenant].forget(oldest[tenant].name)
+        if not self._engines[tenant]:
+            del self._engines[tenant]
+
+    def _apply_to_harness(self, envelope: Envelope, message: Message, now: float) -> None:
         harness = self._harness.get(envelope.tenant)
         if harness is None:
             if len(self._harness) >= MAX_ENGINES:
-                return
+                self._harness.popitem(last=False)
             most = _MAX_OF_HARNESS
-            harness = HarnessView(max_requests=most, max_contexts=most)
+            harness = HarnessView(max_requests=most, max_contexts=most, max_bytes=_MAX_BYTES)
             self._harness[envelope.tenant] = harness
+        self._harness.move_to_end(envelope.tenant)
+        harness.advance(now)
         harness.apply(envelope, message)
-        harness.changes.clear()
+        harness.clear_changes()
 
     def _note_loss(self, envelope: Envelope, missed: int) -> None:
         source = envelope.tenant, envelope.source
-        if source in self._gaps or len(self._gaps) < _MAX_OF_HARNESS:
-            self._gaps[source] += 1
+        self._gaps[source] = self._gaps.get(source, 0) + 1
+        if len(self._gaps) > _MAX_OF_HARNESS:
+            self._gaps.popitem(last=False)
         stem = printable(stem_of(envelope))
         self._losses.append(Loss(envelope.time_s, printable(envelope.source), stem, missed))
 
@@ -210,7 +236,7 @@ class Board:
             preemptions=pressure.preemptions if pressure else 0,
             backlog_s=pressure.load_backlog_s if pressure else 0.0,
             age_s=max(min(ages), 0.0) if ages else None,
-            gaps=self._gaps[tenant, view.name],
+            gaps=self._gaps.get((tenant, view.name), 0),
         )
 
 

@@ -69,13 +69,15 @@ class _Policy:
     asked: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     decisions: deque[_Decision] = field(default_factory=deque)
+    asked_at: int = 0  # when it last asked for something, as a count
 
 
 class Decisions:
     """Who sends controls, and what was sent last."""
 
     def __init__(self) -> None:
-        self._policies: OrderedDict[_OfTenant, _Policy] = OrderedDict()
+        self._policies: dict[_OfTenant, _Policy] = {}
+        self._num_asked = 0
         self._by_operation: dict[_OfTenant, tuple[_Policy, _Decision]] = {}
         self._early: OrderedDict[_OfTenant, OperationOutcome] = OrderedDict()
 
@@ -109,11 +111,11 @@ class Decisions:
         name = envelope.tenant, envelope.source
         policy = self._policies.get(name)
         if policy is None:
+            if len(self._policies) >= MAX_POLICIES:
+                self._forget_policy()
             policy = self._policies[name] = _Policy()
-            if len(self._policies) > MAX_POLICIES:
-                _, gone = self._policies.popitem(last=False)
-                for decision in gone.decisions:
-                    del self._by_operation[decision.operation]
+        self._num_asked += 1
+        policy.asked_at = self._num_asked
         policy.asked += 1
         decision = _Decision(
             operation=operation,
@@ -129,6 +131,12 @@ class Decisions:
         early = self._early.pop(operation, None)
         if early is not None:
             self._apply_outcome(operation, early)
+
+    def _forget_policy(self) -> None:
+        """Give up the policy that has been silent longest."""
+        name = min(self._policies, key=lambda name: self._policies[name].asked_at)
+        for decision in self._policies.pop(name).decisions:
+            del self._by_operation[decision.operation]
 
     def _apply_outcome(self, operation: _OfTenant, outcome: OperationOutcome) -> None:
         found = self._by_operation.get(operation)

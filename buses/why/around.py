@@ -5,6 +5,7 @@ needed of requests that have not ended.
 """
 
 from contextlib import suppress
+from typing import Final
 
 from hear.blocks import unpack
 from hear.buses.why.facts import Blocks
@@ -12,6 +13,7 @@ from hear.buses.why.line import ORDERING, Line, opened_body
 from hear.buses.why.residence import Residence
 from hear.delivery import Arrival, GapDetector
 from hear.errors import RemoteProtocolError
+from hear.kept import Kept
 from hear.messages import (
     Envelope,
     Key,
@@ -25,6 +27,10 @@ from hear.messages import (
     ResidencySnapshot,
 )
 from hear.recording import Noted, Record
+
+_MAX_PROMPTS: Final = 100_000
+_MAX_PROMPT_BYTES: Final = 1 << 28
+"""Most that is kept of the prompts of others: an attached engine tells no end of most of them."""
 
 
 class Around:
@@ -49,7 +55,7 @@ class Around:
         self._end_id = end_id
         self.line = Line(self._request)
         hashes = unpack(_whole(description.prefix_hashes)) if description is not None else ()
-        self._prompts: dict[str, Envelope] = {}
+        self._prompts: Kept[Envelope] = Kept(max_entries=_MAX_PROMPTS, max_bytes=_MAX_PROMPT_BYTES)
         self.residence = Residence(hashes, self._owners)
         self.depends_on: dict[str, float | None] = {}
         if description is not None:
@@ -91,7 +97,8 @@ class Around:
         elif key.request is not None and key.request != self._request:
             if envelope.kind == "request_described":
                 if self.at_start is None:
-                    self._prompts[key.request] = envelope
+                    size = len(envelope.body)
+                    self._prompts.keep(key.request, envelope, envelope.time_s, size_bytes=size)
             elif key.engine == self._engine:
                 self._hear_of_order(envelope)
         elif category in ("control", "outcome"):
@@ -124,7 +131,7 @@ class Around:
             else:
                 if key.request in self.depends_on and message.status == "completed":
                     self.depends_on[key.request] = envelope.time_s
-                self._prompts.pop(key.request, None)
+                self._prompts.drop(key.request)
                 self.line.ended(key.request)
         return self._end_id is not None and envelope.id == self._end_id
 

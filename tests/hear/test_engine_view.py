@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hear.blocks import pack
 from hear.delivery import Sequencer
-from hear.engine_view import ASK_AGAIN_S, EngineViews
+from hear.engine_view import ASK_AGAIN_S, SILENT_S, EngineViews
 from hear.errors import RemoteProtocolError
 from hear.messages import (
     BlocksRemoved,
@@ -396,3 +396,51 @@ def test_what_is_known_is_so_whatever_the_link_does_and_becomes_known_again(
             if hear(0):
                 link += engine.snapshot(now)
     assert views["e0"].residency_known
+
+
+# -- what is given up -------------------------------------------------------------------------
+
+
+def test_a_silent_engine_is_not_believed_and_asked_anew_when_it_speaks(views: EngineViews) -> None:
+    views.apply(*say(CapabilitiesReported(targets=("e1",)), 1))
+    views.apply(*say(QueueChanged(waiting=waiting("a"), started=("b",)), 1))
+    views.apply(*say(stored(1, 2), 1))
+    view = views["e0"]
+    views.advance(SILENT_S)
+    assert (view.queue_known, view.residency_known, views.forgotten) == (True, True, [])
+    views.advance(SILENT_S + 61)
+    assert (view.queue_known, view.residency_known) == (False, False)
+    assert (len(view.waiting), len(view.running), view.residency.num_blocks()) == (0, 0, 0)
+    assert (views.forgotten, views.num_forgotten) == (["e0"], 1)
+    assert view.targets == ("e1",)  # a pool may say nothing for days, and serve
+    views.advance(3 * SILENT_S)
+    assert views.num_forgotten == 1  # it has nothing more to lose
+    assert views.apply(*say(stored(3, parent=2), 2, time_s=5.0))
+    assert views.apply(*say(QueueChanged(), 2, time_s=5.0))
+    views.apply(*say(all_of(1, 2, 3), 2, time_s=6.0))
+    assert view.residency.num_blocks() == 3
+
+
+def test_of_too_many_blocks_those_of_the_engine_that_was_silent_longest_go() -> None:
+    views = EngineViews(max_blocks=10)
+    for number, engine in enumerate(("e0", "e1", "e2")):
+        first = 100 * number
+        views.apply(*say(stored(*range(first, first + 4)), 1, engine=engine))
+    held = {name: view.residency.num_blocks() for name, view in views.items()}
+    assert held == {"e0": 0, "e1": 4, "e2": 4}
+    assert (views.forgotten, views["e0"].residency_known) == (["e0"], False)
+    views.apply(*say(QueueChanged(), 1, engine="e1"))
+    views.apply(*say(stored(*range(300, 303)), 2, engine="e2"))
+    assert views.forgotten == ["e0", "e1"]  # e2 has spoken since
+    assert [view.residency.num_blocks() for view in views.values()] == [0, 0, 7]
+
+
+def test_an_engine_that_is_given_up_altogether_is_listed() -> None:
+    views = EngineViews(max_engines=2, max_blocks=10)
+    for engine in ("e0", "e1", "e2"):
+        views.apply(*say(stored(1, 2, 3), 1, engine=engine))
+    assert (list(views), views.forgotten) == (["e1", "e2"], ["e0"])
+    views.apply(*say(stored(4, 5, 6, 7), 2, engine="e2"))  # the blocks of e0 do not count any more
+    assert views.forgotten == ["e0"]
+    views.forget("e1")
+    assert list(views) == ["e2"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hear.delivery import Sequencer
-from hear.harness_view import ContextView, HarnessView
+from hear.harness_view import CLOSED_S, SILENT_S, UNTAKEN_S, ContextView, HarnessView
 from hear.messages import (
     ContextClosed,
     ContextForked,
@@ -290,3 +290,103 @@ def test_a_request_that_is_described_again_keeps_its_age_and_adds_no_pause() -> 
     request = reader.view.requests["c/2"]
     assert (request.described_s, request.accepted) == (8.0, True)
     assert request.description.prompt_tokens == 7
+
+
+def test_a_request_that_no_engine_takes_is_given_up_and_listed(reader: Reader) -> None:
+    """As where it went to an engine that HEAR sees from outside, which tells no outcome."""
+    key = reader.hear(RequestDescribed(), request="r", context="c").key
+    reader.view.clear_changes()
+    reader.view.advance(UNTAKEN_S)
+    assert (list(reader.view.requests), reader.view.forgotten) == (["r"], [])
+    reader.view.advance(UNTAKEN_S + 61)
+    assert not reader.view.requests
+    assert (reader.view.forgotten, reader.view.num_forgotten) == ([key], 1)
+    reader.view.clear_changes()
+    assert (reader.view.forgotten, reader.view.num_forgotten) == ([], 1)
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_request_that_waits_for_others_or_at_an_engine_is_kept_longer(
+    reader: Reader, is_accepted: bool
+) -> None:
+    reader.hear(RequestDescribed(ready=is_accepted), request="r")
+    if is_accepted:
+        reader.hear(RequestOutcome(status="accepted"), request="r")
+    reader.view.advance(SILENT_S)
+    assert list(reader.view.requests) == ["r"]
+    reader.view.advance(SILENT_S + 61)
+    assert not reader.view.requests
+
+
+@pytest.mark.parametrize(
+    "message", [RequestDescribed(), RequestReadinessChanged(ready=True)], ids=lambda m: type(m)
+)
+def test_a_word_on_a_request_keeps_it(reader: Reader, message: Message) -> None:
+    reader.hear(RequestDescribed(), request="r")
+    reader.view.advance(UNTAKEN_S / 2)
+    reader.hear(message, request="r")
+    reader.view.advance(UNTAKEN_S + 61)
+    assert list(reader.view.requests) == ["r"]
+
+
+def test_a_request_of_a_closed_context_that_no_engine_has_taken_goes_soon(reader: Reader) -> None:
+    for name in ("taken", "untaken"):
+        reader.hear(RequestDescribed(), request=name, context="c")
+    reader.hear(RequestOutcome(status="accepted"), request="taken", context="c")
+    reader.hear(ContextClosed(), context="c")
+    reader.view.advance(CLOSED_S)
+    assert list(reader.view.requests) == ["untaken", "taken"]
+    reader.view.advance(2 * CLOSED_S + 1)
+    assert list(reader.view.requests) == ["taken"]
+
+
+def test_an_outcome_after_the_end_of_its_context_does_not_open_it_again(reader: Reader) -> None:
+    reader.hear(RequestDescribed(), request="r", context="c")
+    reader.hear(ContextClosed(), context="c")
+    assert reader.view.is_closed("c")
+    reader.hear(COMPLETED, request="r", context="c")
+    reader.hear(ReuseExpected(basis="predicted"), context="c")
+    assert not reader.view.contexts
+    reader.hear(RequestDescribed(), request="r2", context="c")  # its harness goes on with it
+    assert list(reader.view.contexts) == ["c"]
+    assert not reader.view.is_closed("c")
+
+
+def test_contexts_and_workflows_of_which_nothing_is_heard_are_given_up(reader: Reader) -> None:
+    for name in ("silent", "spoken of"):
+        reader.hear(WorkflowDescribed(), workflow=name)
+        reader.hear(ContextOpened(), context=name, workflow=name)
+    reader.view.advance(SILENT_S)
+    reader.hear(ContextPaused(), context="spoken of", workflow="spoken of")
+    reader.view.advance(SILENT_S + 61)
+    assert list(reader.view.contexts) == list(reader.view.workflows) == ["spoken of"]
+
+
+def test_time_is_that_of_the_reader_and_not_what_a_message_says(reader: Reader) -> None:
+    reader.hear(RequestDescribed(), request="r", time_s=-1e12)
+    reader.view.advance(UNTAKEN_S)
+    assert list(reader.view.requests) == ["r"]
+    reader.hear(RequestDescribed(), request="r", time_s=1e12)
+    reader.view.advance(2 * UNTAKEN_S + 61)
+    assert not reader.view.requests
+
+
+def test_prompts_are_bounded_in_bytes() -> None:
+    reader = Reader(max_bytes=100_000)
+    for number in range(10):
+        reader.hear(RequestDescribed(prefix_hashes=bytes(40_000)), request=f"r{number}")
+    assert list(reader.view.requests) == ["r8", "r9"]
+    assert [key.request for key in reader.view.forgotten] == [f"r{n}" for n in range(8)]
+
+
+def test_pauses_and_graphs_are_bounded_in_bytes() -> None:
+    reader = Reader(max_bytes=400_000)
+    for context in range(10):
+        for turn in range(1_000):
+            name = f"{context}/{turn}"
+            reader.hear(RequestDescribed(), request=name, context=f"c{context}", time_s=2.0 * turn)
+            reader.hear(COMPLETED, request=name, context=f"c{context}", time_s=2.0 * turn + 1)
+        steps = tuple(Step(name=f"{number:010}") for number in range(1_000))
+        reader.hear(WorkflowDescribed(steps=steps), workflow=f"w{context}")
+    assert list(reader.view.contexts) == ["c8", "c9"]
+    assert 0 < reader.view.workflows.size_bytes <= 100_000

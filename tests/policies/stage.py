@@ -58,10 +58,11 @@ class Stage:
             else:
                 self.h.apply(envelope, message)
         self._said.clear()
-        self.h.now = self.now
+        self.h.advance(self.now)
+        self.s.advance(self.now)
         asks = list(self.policy.decide(self.h, self.s))
-        self.h.changes.clear()
-        self.s.changes.clear()
+        self.h.clear_changes()
+        self.s.clear_changes()
         return asks
 
     def lose(self) -> None:

@@ -69,7 +69,7 @@ class Engine:
         assert body is not None
         self._s.apply(envelope, body)
         gone = self.backlogs.observe(self._s, self.now)
-        self._s.changes.clear()
+        self._s.clear_changes()
         return gone
 
     @property

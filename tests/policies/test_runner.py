@@ -8,7 +8,9 @@ from itertools import repeat
 from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
+import structlog
 import trio
 import trio.testing
 from trio.testing import MockClock
@@ -24,6 +26,7 @@ from hear.messages import (
     BoundWait,
     Cancel,
     CapabilitiesReported,
+    ContextClosed,
     Envelope,
     Key,
     Message,
@@ -176,11 +179,11 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(*, deaf: bool = False) -> AsyncIterator[Stage]:
+async def staged(*, deaf: bool = False, limit_s: float = 1000) -> AsyncIterator[Stage]:
     async with MemoryBus() as bus, trio.open_nursery() as nursery:
         engine = Engine(bus, deaf=deaf)
         await nursery.start(engine.run)
-        with trio.fail_after(1000):
+        with trio.fail_after(limit_s):
             yield Stage(bus, engine, nursery)
         nursery.cancel_scope.cancel()
 
@@ -274,6 +277,42 @@ async def test_after_a_gap_a_snapshot_is_asked_for() -> None:
         await stage.settle()
         assert known == [True, True, False, True]
         assert runner.statistics.gaps == 1
+
+
+async def test_what_its_views_gave_up_is_counted_and_said_once_in_a_while(
+    autojump_clock: MockClock,
+) -> None:
+    """As beside an engine that HEAR sees from outside, which tells no outcomes."""
+    policy, harness = Script(), Sequencer("harness")
+    with structlog.testing.capture_logs() as logs:
+        async with staged(limit_s=10_000) as stage:
+            runner = await stage.add(policy)
+            for number in range(100):
+                key = Key(request=f"r{number}", engine="e")
+                described = RequestDescribed()
+                stage.bus.publish(harness.wrap(described, key, trio.current_time()))
+                await trio.sleep(90)
+            await stage.settle()
+    assert runner.statistics.failure is None
+    assert 50 < runner.statistics.forgotten < 65
+    told = [line for line in logs if line["event"] == "view.forgotten"]
+    assert 5 < len(told) < 12  # and not once for each
+    assert sum(line["forgotten"] for line in told) <= runner.statistics.forgotten
+
+
+async def test_the_end_of_a_context_is_heard_whatever_a_policy_observes() -> None:
+    policy = Script(on_described())
+    policy.observes = ("intent.*.*.request_described.>",)
+    views: list[HarnessView] = []
+    policy._decide = lambda h, s: (views.append(h), ())[1]  # type: ignore[func-returns-value]
+    async with staged() as stage:
+        await stage.add(policy)
+        await stage.describe("r")
+        assert list(views[-1].contexts) == ["c"]
+        closed = Sequencer("harness").wrap(ContextClosed(), Key(context="c"), 0.0)
+        stage.bus.publish(msgspec.structs.replace(closed, id="closed"))
+        await stage.settle()
+        assert not views[-1].contexts
 
 
 async def test_a_message_that_cannot_be_read_is_passed_over() -> None:
