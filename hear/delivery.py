@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf
 
 from hear.codec import encode_body, kind_of
 from hear.errors import LocalProtocolError
@@ -156,8 +157,14 @@ class _Pending:
     operation: Operation
     envelope: Envelope
     give_up_s: float
+    answer_by_s: float
     pause_s: float
     due_s: float = 0.0
+
+    @property
+    def ends_s(self) -> float:
+        """When it is given up, as things stand."""
+        return self.answer_by_s if self.operation.phase == "submitted" else self.give_up_s
 
 
 class Outbox:
@@ -185,9 +192,19 @@ class Outbox:
         return [pending.operation for pending in self._open.values()]
 
     def submit(
-        self, envelope: Envelope, control: Control, now: float, give_up_s: float
+        self,
+        envelope: Envelope,
+        control: Control,
+        now: float,
+        give_up_s: float,
+        *,
+        answer_by_s: float = inf,
     ) -> Operation:
-        """Take note of a control that is being sent; its key names the operation."""
+        """Take note of a control that is being sent; its key names the operation.
+
+        It is given up at ``give_up_s`` if it has not ended, and at ``answer_by_s`` if nothing at
+        all was heard of it: an engine that is gone will not accept what would last for a day.
+        """
         operation_id = envelope.key.operation
         if operation_id is None or operation_id in self._open:
             raise LocalProtocolError(
@@ -202,7 +219,8 @@ class Outbox:
             deadline_s=give_up_s,
             tenant=envelope.tenant,
         )
-        pending = _Pending(operation, envelope, give_up_s, self._first_retry_s)
+        answer_by_s = min(answer_by_s, give_up_s)
+        pending = _Pending(operation, envelope, give_up_s, answer_by_s, self._first_retry_s)
         self._open[operation_id] = pending
         self._arm(pending, now + pending.pause_s)
         return operation
@@ -266,7 +284,7 @@ class Outbox:
         lost: list[Operation] = []
         while (when := self.next_due()) is not None and when <= now:
             pending = self._open[heappop(self._timers)[1]]
-            if now >= pending.give_up_s:
+            if now >= pending.ends_s:
                 lost.append(self._fail(pending))
             else:
                 again.append(pending.envelope)
@@ -287,7 +305,7 @@ class Outbox:
         return None
 
     def _arm(self, pending: _Pending, when: float) -> None:
-        pending.due_s = min(when, pending.give_up_s)
+        pending.due_s = min(when, pending.ends_s)
         heappush(self._timers, (pending.due_s, pending.operation.id))
         if len(self._timers) > 2 * len(self._open) + SPARE_TIMERS:
             # Timers that were set anew stay in the heap until their time, which may be hours away.

@@ -418,12 +418,15 @@ class PolicyRunner:
             message = replace(message, engine_epoch=self._outbox.epoch_of(key.engine))
         key = replace(key, operation=self._sequencer.next_id())
         envelope = self._sequencer.wrap(message, key, now)
-        life = DEFAULT_DEADLINE_S if message.deadline_s is None else message.deadline_s - now
+        deadline_s = DEFAULT_DEADLINE_S if message.deadline_s is None else message.deadline_s - now
+        life_s = deadline_s
         if isinstance(message, Retain):
-            life += message.lease_s
+            life_s += message.lease_s
         elif isinstance(message, BoundWait):
-            life += _GUARD_LIFE_S  # it ends with its request
-        self._outbox.submit(envelope, message, now, now + life + DEFAULT_DEADLINE_S)
+            life_s += _GUARD_LIFE_S  # it ends with its request
+        answer_by_s = now + deadline_s + DEFAULT_DEADLINE_S
+        give_up_s = now + life_s + DEFAULT_DEADLINE_S
+        self._outbox.submit(envelope, message, now, give_up_s, answer_by_s=answer_by_s)
         self.statistics.controls += 1
         self._bus.publish(envelope)
         if key.engine is not None and key.engine not in self._asked:

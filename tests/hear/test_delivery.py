@@ -256,6 +256,17 @@ def test_asking_again_for_hours_leaves_no_timers_behind() -> None:
     assert len(outbox._timers) <= SPARE_TIMERS + 2
 
 
+def test_what_nobody_answers_is_given_up_long_before_what_was_accepted() -> None:
+    outbox, first, second = Outbox(), control("p-1-1"), control("p-1-2")
+    gone = outbox.submit(first, Prioritise(priority=1), 0.0, 86_400.0, answer_by_s=120.0)
+    held = outbox.submit(second, Prioritise(priority=1), 0.0, 86_400.0, answer_by_s=120.0)
+    outbox.hear(second.key, outcome("accepted"))
+    lost = [operation for at in range(0, 200, 10) for operation in outbox.due(float(at))[1]]
+    assert lost == [gone]
+    assert (gone.phase, held.phase, len(outbox)) == ("failed", "accepted", 1)
+    assert outbox.due(86_400.0)[1] == [held]
+
+
 def test_nothing_is_sent_before_it_is_due() -> None:
     outbox = Outbox(first_retry_s=1.0)
     submit(outbox, control())
