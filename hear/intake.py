@@ -27,6 +27,7 @@ from hear.messages import (
 )
 from hear.operation import Operation
 from hear.seams import OperationEnded, Verdict
+from hear.yielding import Preferences
 
 DEFAULT_DEADLINE_S = 60.0
 MAX_DEADLINE_S = 3600.0
@@ -79,6 +80,7 @@ class Intake:
         self._at_submission = frozenset(at_submission)
         self._controls = frozenset(controls) | self._at_submission | {"cancel", "withdraw"}
         self._arbiter = Arbiter(ranks)
+        self._preferences = Preferences(ranks)
         self._max_open = max_open
         self._remember = remember
         self._open: dict[str, Operation] = {}
@@ -159,7 +161,34 @@ class Intake:
             self._cancel(step, operation, control)
         elif isinstance(control, Withdraw):
             self._withdraw(step, operation)
-        elif AXES[type(control)] not in _CONTEXT_AXES and key.request not in self._requests:
+        elif len(self._open) > self._max_open and not self._make_room(step, operation):
+            detail = f"{self._max_open} operations are open"
+            self._end(step, operation, "rejected", "overloaded", detail)
+        else:
+            self._preferences.add(operation)
+            self._take(step, operation)
+
+    def _make_room(self, step: Step, operation: Operation) -> bool:
+        """Whether an operation may be open at the limit: the least worthy preference gives way.
+
+        No room is needed where one of the two will end, since another operation holds the place.
+        Nor does a requirement on a request that is here need any: of those there are no more than
+        requests are served.
+        """
+        place = place_of(AXES[type(operation.control)], operation.key)
+        holder = None if place is None else self._arbiter.holder(place)
+        if holder is not None and holder.id in self._open:
+            return True
+        yielding = self._preferences.least(operation.control, operation.source)
+        if yielding is not None:
+            self._stop(step, yielding, "overloaded", operation.id)
+            return True
+        is_required = operation.control.force == "requirement"
+        return is_required and operation.key.request in self._requests
+
+    def _take(self, step: Step, operation: Operation) -> None:
+        control, key = operation.control, operation.key
+        if AXES[type(control)] not in _CONTEXT_AXES and key.request not in self._requests:
             assert key.request is not None
             if key.request in self._gone:
                 self._accept(operation)
@@ -186,8 +215,6 @@ class Intake:
         axis = AXES[type(control)]
         if key.engine not in (None, self.engine):
             return "wrong_engine", f"this is {self.engine}, the key names {key.engine}"
-        if axis != "none" and len(self._open) > self._max_open:  # the rest makes room
-            return "overloaded", f"{self._max_open} operations are open"
         if axis in _CONTEXT_AXES:
             if key.context is None:
                 return "malformed", "the key names no context"

@@ -174,6 +174,7 @@ class SimulatedEngine:
     def _serving(self, sim: SimRequest) -> None:
         """Controls may speak of its context from now on."""
         assert sim.of_context is not None
+        self._controls.retention.arrived(sim.of_context)
         served = self._contexts.pop(sim.of_context, None)
         self._contexts[sim.of_context] = served or ServedContext(sim.hashes, sim.arrival_s)
         if len(self._contexts) > MAX_CONTEXTS:
@@ -307,8 +308,10 @@ class SimulatedEngine:
         self._requests.pop(sim.ref, None)
         if sim.started_s is not None:
             self._controls.started(sim)
-        if sim.context is not None and status == "completed":
-            self._now_idle(sim, now)
+        if sim.of_context is not None:
+            if status == "completed":
+                self._now_idle(sim, now)
+            self._controls.retention.left(sim.of_context)
         outcome = outcome_of(sim, status, reason, now)
         self._outcomes.append((sim.tenant, key_of(sim), outcome))
         self._tell(sim, outcome)
