@@ -4,6 +4,7 @@ What is leased is given up last, by rank (``leases.py``); it is given up all the
 needs the room, and the lease then ends as yielded. The engine has the blocks, and the clock.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -73,6 +74,7 @@ class Retention:
         self._releasing: dict[Ref, Ref] = {}
         self._max_lease_s = max_lease_s
         self._end = end
+        self._serving: Counter[Ref] = Counter()  # requests of each context that are here
 
     def blocks_of(self, operation: Operation) -> Sequence[int] | None:
         """The blocks that a control is about: those it names, or what its context was served.
@@ -106,6 +108,8 @@ class Retention:
         served = self._contexts.get(name)
         if (former := self._leases.get(name)) is not None:  # of a worker that is gone
             self._drop(former, "completed", "renewed")
+        if not blocks and not self._serving[name]:
+            return Verdict("completed", "no_blocks", fallback=fallback)
         idle_since = now if served is None else served.idle_since
         self._leases.put(
             Lease(operation.ref, name, control.score, now + control.lease_s, blocks, idle_since)
@@ -139,6 +143,20 @@ class Retention:
             self._give_up(lease)
 
     # -- what follows -------------------------------------------------------------------------
+
+    def arrived(self, name: Ref) -> None:
+        """A request of a context has come: what it is served with is not known yet."""
+        self._serving[name] += 1
+
+    def left(self, name: Ref) -> None:
+        """A request of a context has ended, in whatever way: a lease on no blocks ends with it."""
+        self._serving[name] -= 1
+        if self._serving[name] > 0:
+            return
+        del self._serving[name]
+        lease = self._leases.get(name)
+        if lease is not None and not lease.blocks:
+            self._drop(lease, "completed", "no_blocks")
 
     def served(self, name: Ref, blocks: Sequence[int], now: float) -> None:
         """A request of a context has completed: a lease on it follows."""

@@ -28,6 +28,7 @@ from hear.messages import (
 )
 from hear.operation import Operation
 from hear.seams import OperationEnded, Verdict
+from hear.yielding import Preferences
 
 DEFAULT_DEADLINE_S = 60.0
 MAX_DEADLINE_S = 3600.0
@@ -91,6 +92,7 @@ class Intake:
         self._at_submission = frozenset(at_submission)
         self._controls = frozenset(controls) | self._at_submission | {"cancel", "withdraw"}
         self._arbiter = Arbiter(ranks)
+        self._preferences = Preferences(ranks)
         self._max_open = max_open
         self._remember = remember
         self._max_open_bytes = max_open_bytes
@@ -168,14 +170,48 @@ class Intake:
         return step
 
     def _admit(self, step: Step, operation: Operation) -> None:
-        control, key = operation.control, operation.key
+        control = operation.control
         if refusal := self._check(operation):
             self._end(step, operation, "rejected", *refusal)
         elif isinstance(control, Cancel):
             self._cancel(step, operation, control)
         elif isinstance(control, Withdraw):
             self._withdraw(step, operation)
-        elif AXES[type(control)] not in _CONTEXT_AXES and key.request not in self._requests:
+        elif (limit := self._limit()) and not self._make_room(step, operation):
+            self._end(step, operation, "rejected", "overloaded", limit)
+        else:
+            self._preferences.add(operation)
+            self._take(step, operation)
+
+    def _limit(self) -> str:
+        """Which limit is passed; empty if none is."""
+        if len(self._open) > self._max_open:
+            return f"{self._max_open} operations are open"
+        if self._open_bytes > self._max_open_bytes:
+            return f"the open operations take {self._max_open_bytes} bytes"
+        return ""
+
+    def _make_room(self, step: Step, operation: Operation) -> bool:
+        """Whether an operation may be open at the limit: the least worthy preference gives way.
+
+        No room is needed where one of the two will end, since another operation holds the place.
+        Nor does a requirement on a request that is here need any: of those there are no more than
+        requests are served.
+        """
+        place = place_of(AXES[type(operation.control)], operation.key)
+        holder = None if place is None else self._arbiter.holder(place)
+        if holder is not None and holder.id in self._open:
+            return True
+        yielding = self._preferences.least(operation.control, operation.source)
+        if yielding is not None:
+            self._stop(step, yielding, "overloaded", operation.id)
+            return True
+        is_required = operation.control.force == "requirement"
+        return is_required and operation.key.request in self._requests
+
+    def _take(self, step: Step, operation: Operation) -> None:
+        control, key = operation.control, operation.key
+        if AXES[type(control)] not in _CONTEXT_AXES and key.request not in self._requests:
             assert key.request is not None
             if self._has_gone(key.request, operation.submitted_s):
                 self._accept(operation)
@@ -202,11 +238,6 @@ class Intake:
         axis = AXES[type(control)]
         if key.engine not in (None, self.engine):
             return "wrong_engine", f"this is {self.engine}, the key names {key.engine}"
-        if axis != "none":  # the rest makes room
-            if len(self._open) > self._max_open:
-                return "overloaded", f"{self._max_open} operations are open"
-            if self._open_bytes > self._max_open_bytes:
-                return "overloaded", f"the open operations take {self._max_open_bytes} bytes"
         if axis in _CONTEXT_AXES:
             if key.context is None:
                 return "malformed", "the key names no context"
@@ -416,6 +447,7 @@ class Intake:
         self._timers.clear()
         self._versions = Kept(max_entries=self._remember, max_bytes=MAX_REMEMBERED_BYTES)
         self._arbiter = Arbiter(self._arbiter.ranks)
+        self._preferences = Preferences(self._arbiter.ranks)
         return step
 
     # -- pieces -------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from hear.intake import DEFAULT_DEADLINE_S
 from hear.messages import (
     DEFAULT_TENANT,
     BoundWait,
+    Cancel,
     ContextVersioned,
     Control,
     Envelope,
@@ -49,6 +50,7 @@ from hear.policies.asks import check_ask
 from hear.policies.watchdog import TimeLimitPassed, time_limit
 from hear.seams import Ask, Bus, Policy, Subscription
 from hear.subjects import impossible, narrowed, token
+from hear.yielding import Preferences
 
 _T = TypeVar("_T")
 _log = structlog.get_logger("hear.policy")
@@ -57,10 +59,16 @@ DECIDE_LIMIT_S = 5.0
 """Longest time, by the wall clock, that one decision may take."""
 
 MAX_OPEN = 16_384
+"""From how many open operations of one policy on preferences give way, the least worthy first."""
+
+MAX_REQUIRED = 131_072
 """Most operations that one policy may have open, so that it cannot drown the engine and others."""
 
 MAX_AT_ONCE = 1_000
 """Most decisions without time passing: a policy that reacts to its own controls has no end."""
+
+SAY_AGAIN_S = 60.0
+"""How often at most it is said that a policy has more to ask for than it may."""
 
 CUT_OFF_AGAIN_S = 60.0
 """A policy that is cut off from the bus twice within this time is too slow for its traffic."""
@@ -73,7 +81,7 @@ MAX_ENGINES = 4_096
 
 _GUARD_LIFE_S = 86_400.0
 _FOR_EVER_S = 1e9
-_NONSENSE = frozenset({"malformed", "unsupported_control", "wrong_engine"})
+_TELLING = frozenset({"malformed", "unsupported_control", "wrong_engine", "overloaded"})
 
 
 @dataclass(slots=True)
@@ -82,6 +90,8 @@ class PolicyStatistics:
 
     ``forgotten`` counts the requests, and the engines, that its views gave up without having heard
     of their ends: they were silent for long, or too many.
+    At its limits ``gave_way`` preferences were cancelled to make room, and ``unasked`` controls
+    were not sent.
     """
 
     decisions: int = 0
@@ -89,6 +99,8 @@ class PolicyStatistics:
     decide_s: float = 0.0
     gaps: int = 0
     forgotten: int = 0
+    gave_way: int = 0
+    unasked: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     failure: str | None = None
 
@@ -143,6 +155,8 @@ class PolicyRunner:
         self._observed = {self._of_tenant(pattern) for pattern in policy.observes}
         self._sequencer = Sequencer(self.source, epoch, tenant)
         self._outbox = Outbox()
+        self._preferences = Preferences()
+        self._said_full_s = -inf
         self._h = HarnessView()
         self._s = EngineViews()
         self._capacity = capacity
@@ -296,15 +310,15 @@ class PolicyRunner:
             operation = self._outbox.hear(envelope.key, message)
             if operation is not None and operation.terminal:
                 self.statistics.outcomes[operation.phase] += 1
-                self._warn_of_nonsense(message)
+                self._warn_of_refusal(message)
         elif envelope.category == "intent" or isinstance(message, RequestOutcome):
             self._h.apply(envelope, self._with_readable_hashes(envelope, message))
         return False
 
-    def _warn_of_nonsense(self, outcome: OperationOutcome) -> None:
-        """Tell the policy's author, once of each kind, of controls that can never be."""
+    def _warn_of_refusal(self, outcome: OperationOutcome) -> None:
+        """Tell the policy's author, once of each kind, why a control can never be, or not now."""
         what = (outcome.control, outcome.reason)
-        if outcome.reason in _NONSENSE and what not in self._warned:
+        if outcome.reason in _TELLING and what not in self._warned:
             self._warned.add(what)
             _log.warning(
                 "control.refused",
@@ -409,10 +423,11 @@ class PolicyRunner:
         """
         message, key = ask
         now = trio.current_time()
-        if len(self._outbox) >= MAX_OPEN and not isinstance(message, Withdraw):
-            raise LocalProtocolError(f"has {MAX_OPEN} operations open, the most that it may")
         if not isinstance(message, Control):
             self._bus.publish(self._sequencer.wrap(message, key, now))
+            return
+        if len(self._outbox) >= MAX_OPEN and not self._make_room(message, now):
+            self.statistics.unasked += 1
             return
         if message.engine_epoch is None:
             message = replace(message, engine_epoch=self._outbox.epoch_of(key.engine))
@@ -426,7 +441,9 @@ class PolicyRunner:
             life_s += _GUARD_LIFE_S  # it ends with its request
         answer_by_s = now + deadline_s + DEFAULT_DEADLINE_S
         give_up_s = now + life_s + DEFAULT_DEADLINE_S
-        self._outbox.submit(envelope, message, now, give_up_s, answer_by_s=answer_by_s)
+        self._preferences.add(
+            self._outbox.submit(envelope, message, now, give_up_s, answer_by_s=answer_by_s)
+        )
         self.statistics.controls += 1
         self._bus.publish(envelope)
         if key.engine is not None and key.engine not in self._asked:
@@ -436,6 +453,34 @@ class PolicyRunner:
             if key.engine not in self._engines:
                 _log.warning("engine.unknown", policy=self.source, engine=key.engine)
             self._leave_word(now)
+
+    def _make_room(self, control: Control, now: float) -> bool:
+        """Whether a control may be sent although the limit is reached.
+
+        The least worthy preference is cancelled for it. What is cancelled is open until its engine
+        says so, and an engine may be gone: hence a second limit, for each force.
+        """
+        if isinstance(control, Withdraw | Cancel):
+            return True
+        if now >= self._said_full_s + SAY_AGAIN_S:
+            self._said_full_s = now
+            _log.warning(
+                "policy.asks_too_much",
+                policy=self.source,
+                open=len(self._outbox),
+                gave_way=self.statistics.gave_way,
+                unasked=self.statistics.unasked,
+                effect="its least worthy preferences give way",
+            )
+        required = control.force == "requirement"
+        if len(self._outbox) >= (MAX_REQUIRED if required else 2 * MAX_OPEN):
+            return False
+        yielding = self._preferences.least(control, self.source)
+        if yielding is not None:
+            self.statistics.gave_way += 1
+            cancel = Cancel(target=yielding.id, reason=f"{MAX_OPEN} operations are open")
+            self._send(Ask(cancel, Key(engine=yielding.key.engine)))
+        return required or yielding is not None
 
     def _leave_word(self, now: float) -> None:
         """Have everything withdrawn if this process is lost."""

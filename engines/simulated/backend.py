@@ -172,6 +172,7 @@ class SimulatedEngine:
     def _serving(self, sim: SimRequest) -> None:
         """Controls may speak of its context from now on."""
         assert sim.of_context is not None
+        self._controls.retention.arrived(sim.of_context)
         self._contexts.arrived(sim.of_context, sim.hashes, sim.arrival_s)
 
     def _drop(self, ref: Ref) -> None:
@@ -304,8 +305,10 @@ class SimulatedEngine:
         self._requests.pop(sim.ref, None)
         if sim.started_s is not None:
             self._controls.started(sim)
-        if sim.context is not None and status == "completed":
-            self._now_idle(sim, now)
+        if sim.of_context is not None:
+            if status == "completed":
+                self._now_idle(sim, now)
+            self._controls.retention.left(sim.of_context)
         outcome = outcome_of(sim, status, reason, now)
         self._outcomes.append((sim.tenant, key_of(sim), outcome))
         self._tell(sim, outcome)

@@ -145,14 +145,20 @@ class Controls(ControlTable):
     def arrived(self, standing: Standing, now: float) -> None:
         """A request has come: controls may speak of its context from now on."""
         name = standing.context_ref
-        if name is not None and self._contexts.get(name) is None:
+        if name is None:
+            return
+        self.retention.arrived(name)
+        if self._contexts.get(name) is None:
             self._contexts.note(name, standing.request, now)
 
-    def served(self, standing: Standing, now: float) -> None:
-        """A request has completed: a lease on its context follows it."""
+    def left(self, standing: Standing, now: float, *, completed: bool) -> None:
+        """A request has ended: if it has completed, a lease on its context follows it."""
         name = standing.context_ref
-        if name is not None and (served := self._contexts.note(name, standing.request, now)):
+        if name is None:
+            return
+        if completed and (served := self._contexts.note(name, standing.request, now)):
             self.retention.served(name, served.blocks, now)
+        self.retention.left(name)
 
     def kv_events(self, events: Sequence[Any]) -> None:
         """See which leases lose a block from the CPU tier, where the first has it no more."""

@@ -147,8 +147,7 @@ class Plugin:
         self._by_name.pop((standing.tenant, standing.key.request or ""), None)
         self._has_moved(standing)
         failure = FAILURES.get(request.status.name, "")
-        if not failure:
-            self.controls.served(standing, time.monotonic())
+        self.controls.left(standing, time.monotonic(), completed=not failure)
         self._news.outcomes.append(
             (standing.key, standing.tenant, self._outcome(standing, failure))
         )

@@ -247,14 +247,75 @@ def test_a_deadline_that_is_over_or_no_time_is_rejected(
     assert said(step) == [("a", "rejected", reason)]
 
 
-def test_beyond_its_limit_the_engine_is_overloaded_but_still_lets_go() -> None:
-    desk = Desk(max_open=2)
-    for id in ("a", "b"):
-        desk.carry_out(desk.send(id, Retain(lease_s=9.0), context=id), LEASED)
-    full = desk.send("c", Retain(lease_s=9.0), context="c")
-    assert (said(full), full.apply) == ([("c", "rejected", "overloaded")], [])
-    assert ("d", "completed", "") in desk.carry_out(desk.send("d", Cancel(target="a")))
-    assert ids(desk.send("e", Retain(lease_s=9.0), context="c").apply) == ["e"]
+def full_of_leases(*scores: float, ranks: dict[str, int] | None = None) -> Desk:
+    """An intake at its limit: a lease of each score, as operation and context a, b and so on."""
+    desk = Desk(max_open=len(scores), ranks=ranks)
+    desk.arrives("r")
+    for id, score in zip("abcdef", scores, strict=False):
+        lease = Retain(lease_s=9.0, score=score)
+        desk.carry_out(desk.send(id, lease, context=id), LEASED)
+    return desk
+
+
+def test_at_its_limit_the_engine_turns_down_what_is_worth_least_but_still_lets_go() -> None:
+    desk = full_of_leases(0.5, 0.5)
+    full = desk.send("z", Retain(lease_s=9.0, score=0.4), context="z")
+    assert (said(full), full.apply) == ([("z", "rejected", "overloaded")], [])
+    assert ("y", "completed", "") in desk.carry_out(desk.send("y", Cancel(target="a")))
+    assert ids(desk.send("x", Retain(lease_s=9.0, score=0.4), context="z").apply) == ["x"]
+
+
+def test_at_its_limit_the_least_worthy_preference_gives_way() -> None:
+    desk = full_of_leases(0.5, 0.2, 0.3)
+    step = desk.send("z", Retain(lease_s=9.0, score=0.4), context="z")
+    assert said(step) == [("b", "failed", "overloaded")]
+    assert (ids(step.revert), ids(step.apply)) == (["b"], ["z"])
+    assert len(desk.intake.open_operations) == 3
+
+
+def test_of_equals_the_oldest_gives_way() -> None:
+    desk = full_of_leases(0.5, 0.5)
+    step = desk.send("z", Retain(lease_s=9.0, score=0.5), context="z")
+    assert said(step) == [("a", "failed", "overloaded")]
+
+
+def test_whose_sender_ranks_lower_is_worth_less() -> None:
+    desk = full_of_leases(0.9, 0.9, ranks={"above": 1})
+    step = desk.send("z", Retain(lease_s=9.0, score=0.1), context="z", source="above")
+    assert said(step) == [("a", "failed", "overloaded")]
+    step = desk.send("y", Retain(lease_s=9.0, score=0.8), context="y")
+    assert said(step) == [("y", "rejected", "overloaded")]
+
+
+def test_what_waits_for_its_request_gives_way_to_nothing_but_requirements() -> None:
+    desk = Desk(max_open=1)
+    desk.send("a", Prioritise(priority=-1), request="later")
+    lease = desk.send("b", Retain(lease_s=9.0, score=1.0), context="b")
+    assert said(lease) == [("b", "rejected", "overloaded")]
+    required = desk.send("c", BoundWait(max_wait_s=1.0, force="requirement"), request="later")
+    assert said(required) == [("a", "failed", "overloaded"), ("c", "accepted", "")]
+    assert ids(desk.arrives("later").apply) == ["c"]  # and of what gave way nothing is left
+
+
+def test_a_requirement_never_gives_way_and_one_on_a_request_that_is_here_always_has_room() -> None:
+    desk = Desk(max_open=1)
+    bound = BoundWait(max_wait_s=1.0, force="requirement")
+    for request in ("r1", "r2", "r3"):
+        desk.arrives(request)
+        step = desk.send(request, bound, request=request)
+        assert ids(step.apply) == [request]
+        assert desk.carry_out(step, LEASED) == [(request, "accepted", "")]
+    assert said(desk.send("a", bound, request="later")) == [("a", "rejected", "overloaded")]
+    assert said(desk.send("b", Prioritise(priority=1), request="r1")) == [
+        ("b", "rejected", "overloaded")
+    ]
+
+
+def test_at_its_limit_a_lease_can_be_renewed_and_nobody_gives_way() -> None:
+    desk = full_of_leases(0.5, 0.2)
+    renewed = desk.send("z", Retain(lease_s=9.0, score=0.1), context="a")
+    assert said(renewed) == [("a", "completed", "renewed")]
+    assert ids(renewed.apply) == ["z"]
 
 
 def test_a_control_for_an_older_version_than_was_seen_is_stale(desk: Desk) -> None:

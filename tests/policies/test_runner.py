@@ -42,7 +42,8 @@ from hear.messages import (
     ReuseExpected,
     Withdraw,
 )
-from hear.policies.runner import MAX_OPEN, PolicyRunner
+from hear.policies.guard import Guard
+from hear.policies.runner import PolicyRunner
 from hear.seams import Ask, Policy, Verdict
 from hear.subjects import stem
 
@@ -93,7 +94,8 @@ class Engine:
         return self._sequencer.wrap_snapshot(message, Key(engine="e"), trio.current_time())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with self._bus.subscribe(["control.default.e.>"], name="e") as controls:
+        controls_of_e = self._bus.subscribe(["control.default.e.>"], name="e", capacity=65_536)
+        async with controls_of_e as controls:
             task_status.started()
             with suppress(BusError):
                 while True:
@@ -165,9 +167,12 @@ class Stage:
         return runner
 
     async def describe(self, request: str = "r") -> None:
+        self.publish_described(request)
+        await self.settle()
+
+    def publish_described(self, request: str) -> None:
         key = Key(request=request, context="c", engine="e")
         self.bus.publish(self._harness.wrap(RequestDescribed(), key, trio.current_time()))
-        await self.settle()
 
     async def settle(self) -> None:
         """Let all that can be done now be done, without moving the clock."""
@@ -563,11 +568,6 @@ def replaces_its_changes(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
     return ()
 
 
-FLOOD = [
-    Ask(Prioritise(priority=1), Key(request=f"nobody{number}", engine="e"))
-    for number in range(MAX_OPEN + 1)
-]
-
 MISBEHAVE = [
     (raises, "raised ValueError: on purpose"),
     (raises_midway, "raised ValueError: on purpose"),
@@ -619,11 +619,88 @@ async def test_a_policy_that_misbehaves_is_left_out_and_the_others_go_on(
         assert good.statistics.controls == 3
 
 
-async def test_a_policy_that_floods_is_left_out() -> None:
+# -- at the limit of open operations ----------------------------------------------------------
+
+
+def leases(*scores: float) -> list[Ask]:
+    return [
+        Ask(Retain(lease_s=600.0, score=score), Key(context=f"{score}", engine="e"))
+        for score in scores
+    ]
+
+
+def standing(engine: Engine) -> list[float]:
+    return sorted(c.score for c in engine.effects.values() if isinstance(c, Retain))
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hear.policies.runner.MAX_OPEN", 3)
+
+
+@pytest.mark.usefixtures("few")
+async def test_at_its_limit_the_least_worthy_preferences_of_a_policy_give_way() -> None:
     async with staged() as stage:
-        bad = await stage.add(Script(returns(*FLOOD), name="bad"))
-        assert bad.statistics.failure == f"has {MAX_OPEN} operations open, the most that it may"
-        assert bad.statistics.controls == MAX_OPEN + 1  # and then the one that takes all back
+        with structlog.testing.capture_logs() as logs:
+            runner = await stage.add(Script(on_described(*leases(0.5, 0.3, 0.7, 0.4, 0.2, 0.9))))
+            await stage.describe()
+        assert standing(stage.engine) == [0.5, 0.7, 0.9]
+        assert runner.num_open == 3
+        statistics = runner.statistics
+        assert (statistics.gave_way, statistics.unasked) == (2, 1)
+        assert statistics.failure is None
+        said = [entry for entry in logs if entry["event"] == "policy.asks_too_much"]
+        assert len(said) == 1
+        assert said[0]["policy"] == "script"
+        await stage.stop(runner)
+        assert stage.engine.effects == {}
+
+
+@pytest.mark.usefixtures("few")
+async def test_requirements_never_give_way_and_are_sent_beyond_the_limit() -> None:
+    bounds = [
+        Ask(BoundWait(max_wait_s=5.0, force="requirement"), Key(request=f"r{n}", engine="e"))
+        for n in range(8)
+    ]
+    async with staged() as stage:
+        for number in range(8):
+            stage.engine.accept(f"r{number}")
+        runner = await stage.add(Script(on_described(*leases(0.5, 0.3), *bounds, *leases(0.9))))
+        await stage.describe()
+        assert standing(stage.engine) == []
+        assert len(stage.engine.effects) == len(bounds) == runner.num_open
+        assert (runner.statistics.gave_way, runner.statistics.unasked) == (2, 1)
+        assert runner.statistics.failure is None
+
+
+@pytest.mark.usefixtures("few")
+async def test_a_policy_that_floods_an_engine_that_is_gone_stays_within_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hear.policies.runner.MAX_REQUIRED", 20)
+    required = [
+        Ask(BoundWait(max_wait_s=5.0, force="requirement"), Key(request=f"r{n}", engine="e"))
+        for n in range(50)
+    ]
+    async with staged(deaf=True) as stage:
+        flood = leases(*(n / 100 for n in range(1, 51)))
+        runner = await stage.add(Script(on_described(*flood, *required)))
+        await stage.describe()
+        assert runner.num_open <= 22  # and one may be a cancellation
+        assert runner.statistics.unasked >= 70
+        assert runner.statistics.failure is None
+
+
+async def test_a_guard_bounds_17_000_requests_at_once() -> None:
+    async with staged() as stage:
+        runner = await stage.add(Guard(5.0))
+        for number in range(17_000):
+            stage.engine.accept(f"r{number}")
+            stage.publish_described(f"r{number}")
+        await stage.settle()
+        assert runner.statistics.failure is None
+        assert len(stage.engine.effects) == runner.num_open == 17_000
+        assert (runner.statistics.gave_way, runner.statistics.unasked) == (0, 0)
 
 
 async def test_a_policy_that_damages_its_views_is_left_out() -> None:
