@@ -44,7 +44,7 @@ _OfContext = (
 
 
 class RequestView(Struct):
-    """A request that has not ended."""
+    """A request that has not ended; ``source`` is who described it."""
 
     id: str
     key: Key
@@ -52,6 +52,7 @@ class RequestView(Struct):
     described_s: float
     ready: bool
     accepted: bool = False
+    source: str = ""
 
 
 class ContextView(Struct):
@@ -106,7 +107,7 @@ class HarnessView:
             if key.workflow is not None:
                 self._keep(self.workflows, key.workflow, message, self._max_contexts)
         elif isinstance(message, RequestDescribed | RequestReadinessChanged | RequestOutcome):
-            self._apply_request(key, message, time_s)
+            self._apply_request(key, message, time_s, envelope.source)
         elif not isinstance(message, _OfContext):
             return
         elif key.context is not None:
@@ -118,6 +119,7 @@ class HarnessView:
         key: Key,
         message: RequestDescribed | RequestReadinessChanged | RequestOutcome,
         time_s: float,
+        source: str,
     ) -> None:
         if key.request is None:
             return
@@ -125,7 +127,7 @@ class HarnessView:
         if isinstance(message, RequestDescribed):
             if key.request in self._completed:
                 return  # its outcome took the shorter way
-            view = RequestView(key.request, key, message, time_s, message.ready)
+            view = RequestView(key.request, key, message, time_s, message.ready, source=source)
             if known is not None:  # said again, as when a pool has found an engine for it
                 view.described_s, view.accepted = known.described_s, known.accepted
             self._keep(self.requests, key.request, view, self._max_requests)
