@@ -16,6 +16,8 @@ from hashlib import blake2b
 from hear.errors import RemoteProtocolError
 
 HASH_BYTES = 8
+HASH_SCHEME = "hear-blake2b-64"
+"""The name of the scheme by which ``chain`` hashes (docs/protocol.md, section 2)."""
 _LITTLE = sys.byteorder == "little"
 
 

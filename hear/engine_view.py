@@ -9,6 +9,7 @@ gap the residency of an engine is *unknown*, not empty and not as before, until 
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 
+from hear.compatibility import Difference, differences
 from hear.delivery import Arrival, GapDetector
 from hear.errors import RemoteProtocolError
 from hear.messages import (
@@ -20,6 +21,7 @@ from hear.messages import (
     PressureReported,
     QueueChanged,
     QueueSnapshot,
+    RequestDescribed,
     ResidencyChanged,
     ResidencyPartial,
     ResidencySnapshot,
@@ -89,6 +91,17 @@ class EngineView:
     def residency_listed(self) -> bool:
         """Whether ``residency`` lists blocks that are held, be they all of them or not."""
         return self.residency_known or self.residency_partial
+
+    def differences(self, description: RequestDescribed) -> tuple[Difference, ...]:
+        """What keeps the hashes of a description from naming blocks of this engine."""
+        return differences(description, self.capabilities)
+
+    def reuse_known(self, description: RequestDescribed) -> bool:
+        """Whether matching a description's hashes tells what can be reused here.
+
+        It does not while no residency is listed, nor for hashes that are not the engine's.
+        """
+        return self.residency_listed and not self.differences(description)
 
     def age_s(self, stream: str, now: float) -> float | None:
         """Seconds since ``stream`` (residency, queue, pressure, ...) was heard; None if never."""

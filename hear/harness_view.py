@@ -96,6 +96,11 @@ class RequestView(Struct):
     life: int
     accepted: bool = False
 
+    @property
+    def source(self) -> str:
+        """Who described it last."""
+        return self.speakers[-1][0]
+
 
 class ContextView(Struct):
     """A context. ``turns`` counts its completed requests; ``gaps_s`` are the pauses before them.

@@ -4,6 +4,7 @@ For each waiting request the reusable blocks are counted from the start of the p
 first that is missing. If they cover at least half of the prompt the request is *hot* and gets
 ``priority = -N_reuse``; else it is cold and keeps the default, 0. The count is kept current by
 the residency events that concern it (``ResidencyDirectory.watch``), never by looking again at all.
+A request whose hashes are not made as the engine's are keeps its place: its reuse is unknown.
 """
 
 from collections.abc import Iterable
@@ -96,6 +97,9 @@ class CacheAware:
             return
         priorities = self._of(view).priorities
         if anew or request not in priorities:
+            if view.differences(described.description):
+                self._forget(view, request)
+                return
             hashes = unpack(described.description.prefix_hashes)
             if not hashes:
                 return
@@ -127,6 +131,8 @@ class CacheAware:
         if described is None or request not in priorities:
             return
         description = described.description
+        if view.differences(description):
+            return  # the engine told of itself after the request had come
         reusable = view.residency.count(request)
         hot = reusable * description.block_size >= self._hot_share * description.prompt_tokens
         priority = -reusable if hot else DEFAULT_PRIORITY

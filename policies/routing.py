@@ -2,8 +2,9 @@
 
 A pool says of itself which engines it sends requests to (``CapabilitiesReported.targets``). Each
 policy here answers a request that is described for a pool with one ``Route``, a preference that
-names all of these engines, best first, so that the next is taken if the best has gone. What the
-pool then did shows in the request's description, which names its engine when it is said again.
+names all of these engines, best first, so that the next is taken if the best has gone; without
+those that tell another model than the request is for, if there is one left. What the pool then did
+shows in the request's description, which names its engine when it is said again.
 """
 
 from bisect import bisect_left
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from hear.blocks import unpack
+from hear.compatibility import serves
 from hear.engine_view import EngineView, EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView, RequestView
@@ -25,6 +27,7 @@ from hear.messages import (
 from hear.policies.backlog import Backlogs
 from hear.seams import Ask
 
+_MAX_SHOWN = 80
 _MAX_PICKED = 4_096
 _MAX_COMING = 1 << 20
 """Most blocks that are counted as on their way to engines, at some 100 bytes each."""
@@ -77,7 +80,8 @@ class _Routing:
             if self._noted.get(request.id) != engine:
                 self._expect(request, engine, self._to_compute(request, view), now)
         elif request.id not in self._noted:
-            choice = self._choose(request, view.targets, s, now)
+            fitting, remark = _of_its_model(request.description.model, view.targets, s)
+            choice = self._choose(request, fitting, s, now)
             best = choice.targets[0]
             self._picks += 1
             self._picked[best] = self._picks
@@ -91,7 +95,7 @@ class _Routing:
                 context_version=request.key.context_version,
                 engine=engine,
             )
-            yield Ask(Route(targets=choice.targets, reason=choice.reason), about)
+            yield Ask(Route(targets=choice.targets, reason=choice.reason + remark), about)
 
     def _expect(self, request: RequestView, engine: str, to_compute: int, now: float) -> None:
         self._forget(request.id)
@@ -115,6 +119,20 @@ class _Routing:
     def _forget(self, request: str) -> None:
         """A request has ended or moved."""
         self._noted.pop(request, None)
+
+
+def _of_its_model(model: str, engines: Sequence[str], s: EngineViews) -> tuple[Sequence[str], str]:
+    """The engines that may be sent a request for a model, and a word on the others, if any.
+
+    All of them if none serves it: the engine that it comes to then says so to its client.
+    """
+    fitting = [e for e in engines if serves(model, s[e].capabilities if e in s else None)]
+    left_out = len(engines) - len(fitting)
+    if not left_out:
+        return engines, ""
+    if not fitting:
+        return engines, f"; no engine of the pool serves {model:.{_MAX_SHOWN}}"
+    return fitting, f"; {left_out} of {len(engines)} engines serve no {model:.{_MAX_SHOWN}}"
 
 
 class RoundRobin(_Routing):
@@ -174,7 +192,8 @@ class CacheAwareRouting(_Routing):
     of few. Nothing is weighed but seconds.
 
     What was sent to an engine and is not reported yet counts as if it were there, since it will be
-    computed before the request that follows. Where residency is unknown, no reuse is assumed.
+    computed before the request that follows. Where reuse is unknown, none is assumed: of an engine
+    that has lost sight of its cache, or for hashes that are not made as an engine's are.
     """
 
     observes = (
@@ -241,7 +260,8 @@ class CacheAwareRouting(_Routing):
     ) -> _Estimate:
         """Estimate for an engine; one without a rate of its own is as fast as the ``slowest``."""
         description = request.description
-        if view is None or not view.residency_listed:
+        known = view is not None and view.reuse_known(description)
+        if view is None or not known:
             reused = fast = 0
         else:
             coming = self._coming.get(engine, _NOTHING)
@@ -252,7 +272,6 @@ class CacheAwareRouting(_Routing):
         to_compute = max(
             description.prompt_tokens - reused * size, min(1, description.prompt_tokens)
         )
-        known = view is not None and view.residency_listed
         if not slowest:
             rate, ahead = 1.0, float(self._backlogs.outstanding(engine))
         else:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from hear.blocks import unpack
 from hear.codec import open_body
+from hear.compatibility import in_words
 from hear.delivery import Arrival, GapDetector, Outbox, Sequencer
 from hear.engine_view import EngineViews, StateRefusedError
 from hear.errors import (
@@ -47,6 +48,7 @@ from hear.messages import (
     Withdraw,
 )
 from hear.policies.asks import check_ask
+from hear.policies.mismatches import Mismatches
 from hear.policies.watchdog import TimeLimitPassed, time_limit
 from hear.seams import Ask, Bus, Policy, Subscription
 from hear.subjects import impossible, narrowed, token
@@ -163,6 +165,10 @@ class PolicyRunner:
         self._engines: dict[str, None] = {}
         self._asked: dict[str, None] = {}  # engines that it has sent a control
         self._outcomes = GapDetector()
+        self._mismatches = Mismatches()
+        # Hashes matter to who compares them with what an engine holds. One that does not would
+        # only say again what the others say.
+        self._compares = any(".residency." in pattern for pattern in self._observed)
         self._cut_off_s = -inf
         self._told_forgotten = 0
         self._told_forgotten_s = -inf
@@ -392,6 +398,8 @@ class PolicyRunner:
 
     def _decide(self, now: float) -> None:
         self._h.advance(now)
+        if self._compares:
+            self._warn_of_mismatches()
         begun = time.perf_counter()
         try:
             with time_limit(self._decide_limit_s):
@@ -414,6 +422,17 @@ class PolicyRunner:
             except ProtocolError as error:
                 self._fail(str(error))
                 return
+
+    def _warn_of_mismatches(self) -> None:
+        for found in self._mismatches.found(self._h, self._s):
+            _log.warning(
+                "description.does_not_fit",
+                policy=self.source,
+                described_by=found.described_by,
+                engine=found.engine,
+                why=in_words(found.differing, found.described_by, found.engine),
+                effect="reuse there is unknown, and nothing is planned on it; said once",
+            )
 
     def _send(self, ask: Ask) -> None:
         """Publish what a policy asks for.

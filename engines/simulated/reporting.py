@@ -6,6 +6,7 @@ Reads the profile, the scheduler and the cache and changes nothing. The engine's
 
 from collections.abc import Iterable
 
+from hear.blocks import HASH_SCHEME
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.profile import EngineProfile
 from hear.engines.simulated.request import SimRequest
@@ -24,7 +25,6 @@ from hear.messages import (
 from hear.seams import InferenceRequest
 
 MODES = ("dense",)
-HASH_SCHEME = "hear-blake2b-64"
 
 
 def capabilities_of(

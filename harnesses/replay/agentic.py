@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from hear.blocks import chain
+from hear.blocks import HASH_SCHEME, chain
 from hear.errors import ConfigError
 from hear.harnesses.replay.agentic_trace import PromptBlocks, Recording, Request, SubAgent
 from hear.harnesses.replay.lines import read_lines, shipped
@@ -102,6 +102,7 @@ def load(
     return Workload(
         name="agentic",
         block_size=block_size,
+        hash_scheme=HASH_SCHEME,
         sessions=tuple(sessions),
         left_out=found.left_out(sessions, max_tokens),
         remarks=(f"{rate:.4g} sessions start in a second",),

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from hear.blocks import chain
+from hear.blocks import HASH_SCHEME, chain
 from hear.errors import ConfigError
 from hear.harnesses.replay.lines import read_lines, shipped
 from hear.harnesses.replay.sessions import SessionRule, rebuild
@@ -120,6 +120,7 @@ def load(
     return Workload(
         name="mooncake",
         block_size=BLOCK_SIZE,
+        hash_scheme=HASH_SCHEME,
         sessions=tuple(
             Session(id=f"mooncake-{number:05d}", turns=tuple(its), start_s=its[0].at_s or 0.0)
             for number, its in turns.items()

@@ -302,6 +302,7 @@ class Replay:
             prompt_tokens=turn.prompt_tokens,
             block_size=self._workload.block_size,
             prefix_hashes=pack(turn.prompt_hashes),
+            hash_scheme=self._workload.hash_scheme,
         )
         served_on = cluster.engine_name
 

@@ -12,7 +12,7 @@ import random
 
 from msgspec import Struct
 
-from hear.blocks import chain_all
+from hear.blocks import HASH_SCHEME, chain_all
 from hear.errors import ConfigError
 from hear.harnesses.replay.workload import Session, Turn, Workload, poisson_arrivals
 from hear.plugins import nearest
@@ -128,7 +128,7 @@ def generate(
                 start_s=start_s,
             )
         )
-    return Workload(name=name, block_size=block_size, sessions=tuple(made))
+    return Workload(name=name, block_size=block_size, sessions=tuple(made), hash_scheme=HASH_SCHEME)
 
 
 def _turns(

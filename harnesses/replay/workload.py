@@ -68,7 +68,8 @@ class LeftOut(Struct, frozen=True, kw_only=True):
 class Workload(Struct, frozen=True, kw_only=True):
     """Sessions over one block size; ``name`` is the workload's name in the results.
 
-    Parents stand before their sub-agents. ``left_out`` and ``remarks`` say of the whole source,
+    Parents stand before their sub-agents. ``hash_scheme`` says how block hashes were made; without
+    it they are taken to be the engine's. ``left_out`` and ``remarks`` say of the whole source,
     whatever sample of it this is, what is missing and how its sessions are known.
 
     Raises:
@@ -80,6 +81,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     name: str
     block_size: int
     sessions: tuple[Session, ...]
+    hash_scheme: str = ""
     left_out: tuple[LeftOut, ...] = ()
     remarks: tuple[str, ...] = ()
 

@@ -15,8 +15,10 @@ class RequestDescribed(Message, frozen=True, kw_only=True, tag="request_describe
     """A request exists or soon will; keyed by request, context, context version and engine.
 
     ``prefix_hashes`` holds the packed hashes of the prompt's full blocks (``hear.blocks``), each
-    of ``block_size`` tokens. ``turn`` counts the requests of a context from 1. A request waits
-    for those in ``depends_on``; ``ready`` says whether the harness has sent it or could.
+    of ``block_size`` tokens, made as ``hash_scheme`` says; ``model`` is the model that the request
+    is for. What is left empty is taken to be the engine's. ``turn`` counts the requests of a
+    context from 1. A request waits for those in ``depends_on``; ``ready`` says whether the harness
+    has sent it or could.
     """
 
     role: str | None = None
@@ -29,6 +31,8 @@ class RequestDescribed(Message, frozen=True, kw_only=True, tag="request_describe
     prefix_hashes: bytes = b""
     max_output_tokens: Count | None = None
     expected_output_tokens: Count | None = None
+    hash_scheme: str = ""
+    model: str = ""
 
 
 class RequestReadinessChanged(Message, frozen=True, kw_only=True, tag="request_readiness_changed"):

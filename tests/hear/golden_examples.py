@@ -75,6 +75,8 @@ MESSAGES: tuple[Message, ...] = (
         prefix_hashes=_HASHES,
         max_output_tokens=1_024,
         expected_output_tokens=200,
+        hash_scheme="hear-blake2b-64",
+        model="Qwen3-8B",
     ),
     RequestReadinessChanged(ready=True),
     ContextOpened(role="coder"),

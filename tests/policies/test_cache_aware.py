@@ -4,12 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hear.blocks import pack
 from hear.errors import ConfigError
 from hear.messages import (
     BlocksCleared,
+    CapabilitiesReported,
     Key,
     Prioritise,
     QueueSnapshot,
+    RequestDescribed,
     ResidencySnapshot,
 )
 from hear.policies.cache_aware import CacheAware
@@ -371,3 +374,18 @@ def test_a_queue_snapshot_tells_of_requests_too(stage: Stage) -> None:
     assert stage.decide() == []
     stage.blocks(removed([4]))
     assert priorities(stage.decide()) == {"r": -3}
+
+
+def test_hashes_that_are_not_made_as_the_engines_are_say_nothing_of_reuse(stage: Stage) -> None:
+    stage.engine(CapabilitiesReported(block_size=BLOCK_SIZE, hash_scheme="vllm-sha256-64"))
+    stage.blocks(stored(PROMPT))
+    for request, scheme in (("other", "hear-blake2b-64"), ("same", "vllm-sha256-64")):
+        described = RequestDescribed(
+            prompt_tokens=len(PROMPT) * BLOCK_SIZE,
+            block_size=BLOCK_SIZE,
+            prefix_hashes=pack(PROMPT),
+            hash_scheme=scheme,
+        )
+        stage.intent(described, Key(request=request, engine=ENGINE))
+        stage.wait(request)
+    assert [key.request for _, key in stage.decide()] == ["same"]
