@@ -140,7 +140,7 @@ def run_bench(namespace: argparse.Namespace) -> int:
     if bench.runs:
         save()
         if namespace.report is not None:
-            write = partial(write_report, bench.runs, command=_command_line())
+            write = partial(write_report, bench.runs, command=_command_line(), title="Bench")
             _try_to_write(bench, write, namespace.report)
         _print(bench)
     for error in bench.errors:

@@ -53,26 +53,30 @@ DEFINITIONS: Final = (
 )  # fmt: skip
 
 
-def write_report(results: Sequence[RunResult], path: Path, command: str = "") -> None:
-    """Write the page, whole or not at all. ``command`` is the command line that made the results.
+def write_report(
+    results: Sequence[RunResult], path: Path, command: str = "", title: str = "Replay"
+) -> None:
+    """Write the page, whole or not at all. ``command`` is the command line that made the results,
+    ``title`` what they are of.
 
     Raises:
         OSError: the page can't be written; what stood at ``path`` before still does.
     """
-    write_whole(path, page(results, command).encode())
+    write_whole(path, page(results, command, title).encode())
 
 
-def page(results: Sequence[RunResult], command: str = "") -> str:
+def page(results: Sequence[RunResult], command: str = "", title: str = "Replay") -> str:
     """The page as text."""
     data = files("hear.harnesses.replay") / "data"
     style = (data / "report.css").read_text(encoding="utf-8")
     script = (data / "report.js").read_text(encoding="utf-8")
     comparisons = compare(result.row for result in results)
     palette = Palette(results)
-    title = "Replay: " + ", ".join(dict.fromkeys(c.workload for c in comparisons))
+    if comparisons:
+        title += ": " + ", ".join(dict.fromkeys(c.workload for c in comparisons))
     body = [
         _header(
-            title if comparisons else "Replay",
+            title,
             comparisons,
             scope_of(result.row for result in results),
         ),

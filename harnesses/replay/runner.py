@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -191,7 +192,11 @@ class Replay:
         return RunResult(
             row=row,
             turns=tuple(self.turns),
-            samples=tuple(audit.samples),
+            samples=tuple(
+                msgspec.structs.replace(sample, time_s=sample.time_s - self._start_s)
+                for sample in audit.samples
+                if sample.time_s >= self._start_s
+            ),
             cost=cost,
             problems=tuple(problems),
         )

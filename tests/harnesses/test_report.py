@@ -235,6 +235,12 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
 
 
+def test_the_title_says_what_the_results_are_of(results: list[RunResult]) -> None:
+    assert "<title>Replay: " in page(results)
+    assert "<title>Bench: " in page(results, title="Bench")
+    assert "<title>Bench</title>" in page([], title="Bench")
+
+
 def test_names_are_shown_and_never_become_tags() -> None:
     hostile = "\"'><script>alert(1)</script>&amp;\x00\ud800"
     run = synthetic("<script>alert(2)</script>", workload=hostile)

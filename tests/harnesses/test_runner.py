@@ -12,8 +12,8 @@ from hear.errors import ConfigError
 from hear.harness_view import HarnessView
 from hear.harnesses.dispatcher import ROUTE_WAIT_S
 from hear.harnesses.replay.comparison import notes_of
-from hear.harnesses.replay.results import RunResult, TurnRecord
-from hear.harnesses.replay.runner import Loop, replay
+from hear.harnesses.replay.results import RunResult, Sample, TurnRecord
+from hear.harnesses.replay.runner import Loop, Replay, replay
 from hear.harnesses.replay.workload import Session, Turn, Workload
 from hear.messages import ContextClosed, ContextOpened, ContextPaused, Message, RequestDescribed
 from hear.seams import Ask
@@ -412,3 +412,21 @@ def test_who_took_part_in_name_only_is_noted() -> None:
     assert any("turns by engine: engine0" in line for line in notes_of([row]))
     [idle] = run(sessions[0], policy=LISTENER).row.notes
     assert idle.startswith("listener asked for nothing, in ")
+
+
+def test_samples_are_told_from_the_start_of_the_run_on_whatever_clock() -> None:
+    tiny = Workload(name="tiny", block_size=BLOCK_SIZE, sessions=(session("s", turn()),))
+    made = Replay(tiny, "closed", lambda done: None, lambda *_: None)
+    made._start_s = 1_796_112_611.0
+    for time_s in (-3.0, 2.0, 9.5):
+        sample = Sample(
+            time_s=made._start_s + time_s,
+            waiting=0,
+            running=0,
+            gpu_used=0.0,
+            gpu_cached=0.0,
+            restored_tokens=0,
+        )
+        made.audit.samples.append(sample)
+    result = made.result(engine="e", engines=1, load=100, policy="p", seed=1, run_s=1.0)
+    assert [sample.time_s for sample in result.samples] == [2.0, 9.5]
