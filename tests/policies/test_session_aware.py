@@ -310,3 +310,27 @@ def test_every_estimate_is_a_probability(turns: list[tuple[int, int, bool]]) -> 
             estimator.returned((depth, gap))
     for depth, gap, _ in turns:
         assert 0 < estimator.probability((depth, gap)) < 1
+
+
+def test_requests_that_never_end_do_not_pile_up_in_a_context_that_goes_on(stage: Stage) -> None:
+    """As where an engine is seen from outside, and tells no outcomes."""
+    for turn in range(1, 201):
+        stage.now += 300.0
+        stage.describe(f"r{turn}", [turn], context="c", turn=turn)
+        stage.decide()
+    policy = stage.policy
+    assert isinstance(policy, SessionAware)
+    assert len(policy._known["c"].requests) == len(stage.h.requests) < 20
+
+
+def test_a_context_that_is_closed_is_not_known_once_its_requests_have_ended(stage: Stage) -> None:
+    stage.describe("r", [1], context="c", turn=1)
+    stage.intent(ContextClosed(), Key(context="c"))
+    stage.decide()
+    policy = stage.policy
+    assert isinstance(policy, SessionAware)
+    assert list(policy._known) == ["c"]
+    stage.outcome("r", "completed", context="c")
+    stage.outcome("of another", "completed", context="c")
+    stage.decide()
+    assert not policy._known
