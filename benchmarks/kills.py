@@ -2,8 +2,8 @@
 
     python -m benchmarks.kills --minutes 60
 
-``hear up`` runs the hub, two engines, Cache-Aware and Guard-40. Agents send requests through a pool,
-about two a second. Each minute one part is killed with SIGKILL, each in its turn: an engine, a
+``hear up`` runs the hub, two engines, Cache-Aware and Guard-40. Agents send requests through a
+pool, about two a second. Each minute one part is killed with SIGKILL, each in its turn: an engine, a
 policy, the other engine, the hub. Told are the requests that failed, how long each part took to be
 there again, and the memory of each kind of part at the beginning and at the end.
 """
@@ -83,7 +83,8 @@ def cluster(folder: Path) -> Iterator[str]:
         up = subprocess.Popen([*HEAR, "up", "cluster.toml"], cwd=folder, stderr=log, stdout=log)
         try:
             deadline = time.monotonic() + 30
-            while len(processes(url)) < 5 and time.monotonic() < deadline:
+            ready = [folder / "e0", folder / "e1"]
+            while not all(path.exists() for path in ready) and time.monotonic() < deadline:
                 time.sleep(0.2)
             yield url
         finally:
@@ -105,12 +106,15 @@ class Agents:
         draw, number = Random(1), 0
         while trio.current_time() < end_s:
             try:
-                async with connected(url, name=f"agents-{number}") as bus:
-                    async with reached(bus, reaches) as pool, trio.open_nursery() as nursery:
-                        while trio.current_time() < end_s:
-                            number += 1
-                            nursery.start_soon(self._ask, pool, number)
-                            await trio.sleep(draw.expovariate(2.0))
+                async with (
+                    connected(url, name=f"agents-{number}") as bus,
+                    reached(bus, reaches) as pool,
+                    trio.open_nursery() as nursery,
+                ):
+                    while trio.current_time() < end_s:
+                        number += 1
+                        nursery.start_soon(self._ask, pool, number)
+                        await trio.sleep(draw.expovariate(2.0))
             except* (BusError, OSError):
                 await trio.sleep(0.5)
 
@@ -134,6 +138,7 @@ class Agents:
 async def kill(url: str, minutes: int, agents: Agents, folder: Path) -> list[str]:
     """Kill a part each minute; returns what did not hold."""
     problems: list[str] = []
+    await trio.sleep(5)
     first = {part: memory_mb(pid) for part, pid in processes(url).items()}
     end_s = trio.current_time() + 60 * minutes
     async with trio.open_nursery() as nursery:
@@ -148,22 +153,22 @@ async def kill(url: str, minutes: int, agents: Agents, folder: Path) -> list[str
             os.kill(before, signal.SIGKILL)
             killed_s = trio.current_time()
             with trio.move_on_after(BACK_WITHIN_S) as waiting:
-                while processes(url).get(part) in (None, before):
+                while processes(url).get(part) in (None, before):  # noqa: ASYNC110 - in /proc
                     await trio.sleep(0.05)
             if waiting.cancelled_caught:
                 problems.append(f"minute {minute + 1}: {part} was not back in {BACK_WITHIN_S:g} s")
+            took_s = trio.current_time() - killed_s
             print(
-                f"minute {minute + 1:3}: {part} was back after {trio.current_time() - killed_s:.1f} "
-                f"s; {dict(agents.outcomes)}",
+                f"minute {minute + 1:3}: {part} was back after {took_s:.1f} s; "
+                f"{dict(agents.outcomes)}",
                 flush=True,
             )
         nursery.cancel_scope.cancel()
     await trio.sleep(5)
     last = {part: memory_mb(pid) for part, pid in processes(url).items()}
     for part in sorted(first):
-        print(
-            f"{part}: {first[part]:.0f} MB at the beginning, {last.get(part, 0):.0f} MB at the end"
-        )
+        now_mb = last.get(part, 0)
+        print(f"{part}: {first[part]:.0f} MB at the beginning, {now_mb:.0f} MB at the end")
     failed = agents.outcomes.total() - agents.outcomes["completed"]
     if failed:
         problems.append(f"{failed} of {agents.outcomes.total()} requests failed")
