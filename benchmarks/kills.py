@@ -3,9 +3,9 @@
     python -m benchmarks.kills --minutes 60
 
 ``hear up`` runs the hub, two engines, Cache-Aware and Guard-40. Agents send requests through a
-pool, about two a second. Each minute one part is killed with SIGKILL, each in its turn: an engine, a
-policy, the other engine, the hub. Told are the requests that failed, how long each part took to be
-there again, and the memory of each kind of part at the beginning and at the end.
+pool, about two a second. Each minute one part is killed with SIGKILL, each in its turn: an engine,
+a policy, the other engine, the hub. Told are the requests that failed, how long each part took to
+be there again, and the memory of each kind of part at the beginning and at the end.
 """
 
 import argparse
