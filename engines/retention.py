@@ -120,7 +120,8 @@ class Retention:
     def release(self, operation: Operation, now: float) -> Verdict:
         """End the leases of a context, and let its blocks go first, once no request uses them.
 
-        Blocks that other contexts begin with, too, stay where recent use has put them.
+        A request of the context that waits, or was preempted, is going to use them. Blocks that
+        other contexts begin with, too, stay where recent use has put them.
         """
         assert isinstance(operation.control, Release)
         name = operation.context_ref
@@ -186,7 +187,12 @@ class Retention:
         return self._leases.next_expiry()
 
     def _let_go(self, name: Ref) -> bool:
-        """Let the blocks of a context go first; returns False, and does nothing, if they run."""
+        """Let the blocks of a context go first; returns False, and does nothing, if it is served.
+
+        Requests of other contexts may use its blocks as well.
+        """
+        if self._serving[name]:
+            return False
         served = self._contexts.get(name)
         if served is None:
             return True  # so much else was served since that it is forgotten

@@ -218,3 +218,23 @@ async def release_of_what_runs(factory: EngineFactory) -> None:
             await b.quiet()
             require(b.outcome(sent) is None, "it is not released while its request runs")
         await b.end_of(sent, "completed")
+
+
+@rule(
+    "HEAR-LEASE-13",
+    "Release of a context whose request waits: completed when that has been served",
+    LEASE,
+    needs=("release",),
+)
+async def release_of_what_waits(factory: EngineFactory) -> None:
+    async with bench(factory) as b:
+        async with b.busy():
+            waiting = await b.launch(b.request("r", context="c", num_blocks=2))
+            await b.quiet()
+            sent = b.send(Release(), context="c")
+            await b.accepted(sent)
+            await b.quiet()
+            require(waiting.result is None, "all others wait while the engine is busy")
+            require(b.outcome(sent) is None, "it is not released before its request was served")
+        await b.result(waiting)
+        await b.end_of(sent, "completed")

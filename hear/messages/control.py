@@ -69,7 +69,8 @@ class Retain(Control, frozen=True, kw_only=True, tag="retain"):
 class Release(Control, frozen=True, kw_only=True, tag="release"):
     """End the leases of a context and let its blocks go first.
 
-    Blocks that another context begins with, too, stay. Completed when no request uses the others.
+    Blocks that another context begins with, too, stay. Completed when no request of the context is
+    here, not even a waiting one, and none uses the others.
     """
 
 

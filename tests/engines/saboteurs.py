@@ -230,6 +230,11 @@ def what_runs_is_released_in_words_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Retention, "_let_go", lambda self, name: True)
 
 
+@breaks("HEAR-LEASE-13")
+def what_waits_is_released_before_it_is_served(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Retention, "arrived", lambda self, name: None)
+
+
 @breaks("HEAR-LEASE-2")
 def scores_count_for_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("hear.engines.leases.log", lambda score: 0.0)

@@ -523,3 +523,52 @@ async def test_an_engine_that_serves_in_order_does_not_claim_to_prioritise(
     by_priority = SimulatedEngine(profile(), block_size=BLOCK)
     assert "prioritise" not in in_order.capabilities().controls
     assert "prioritise" in by_priority.capabilities().controls
+
+
+async def test_what_is_released_while_it_waits_goes_first_once_it_has_ended(
+    autojump_clock: MockClock,
+) -> None:
+    async with running(profile(gpu=12, seqs=1)) as run:
+        await run.serve("older", num_blocks=3)
+        await run.start("first", num_blocks=2, output_tokens=8)
+        await run.start("queued", num_blocks=4, output_tokens=8)
+        await trio.sleep(0.01)
+        assert run.engine.queue().waiting
+        assert run.apply(Release(), "queued").status == "accepted"
+        assert (await run.wait_for("op1")).status == "completed"
+        assert "queued" in run.results
+        await run.serve("p", num_blocks=6)
+        assert run.engine.cache.match(hashes_of("older", 3), 3) == (3, 0)
+
+
+async def test_what_is_released_while_it_is_preempted_goes_first_once_it_has_ended(
+    autojump_clock: MockClock,
+) -> None:
+    async with running(profile(gpu=6, seqs=2)) as run:
+        await run.start("first", num_blocks=1, output_tokens=3 * BLOCK)
+        await run.start("r", num_blocks=1, output_tokens=3 * BLOCK)
+        preempted = run.engine._requests[own("r")]
+        with trio.fail_after(100):
+            while not preempted.preemptions:  # noqa: ASYNC110 - nobody tells of it
+                await trio.sleep(0.001)
+        assert preempted.state == "waiting"
+        assert run.apply(Release(), "r").status == "accepted"
+        assert (await run.wait_for("op1")).status == "completed"
+        assert "r" in run.results
+
+
+async def test_blocks_of_a_request_that_is_gone_in_its_first_step_are_there_when_it_ends(
+    autojump_clock: MockClock,
+) -> None:
+    async with running(profile(gpu=12, seqs=2)) as run:
+        with trio.CancelScope() as client:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run.engine.generate, request("gone", num_blocks=4))
+                await trio.sleep(1e-6)
+                assert run.engine.scheduler.computing == set(hashes_of("gone", 4))
+                client.cancel()
+        assert run.engine.scheduler.computing
+        await trio.sleep(5)
+        assert not run.engine.scheduler.computing
+        check_engine(run.engine)
+        assert run.engine.cache.match(hashes_of("gone", 4), 4) == (4, 0)
