@@ -36,7 +36,7 @@ class Contexts:
 
     def shared(self, name: Ref, blocks: Sequence[int]) -> int:
         """How many of these blocks, from the first on, another that is not released has, too."""
-        return self._prefixes.shared(name, blocks)
+        return self._prefixes.shared(name, list(blocks))
 
     def release(self, name: Ref) -> None:
         """Let it keep no blocks for others until it is served again."""
@@ -53,6 +53,7 @@ class Contexts:
 
     def served(self, name: Ref, blocks: Sequence[int], now: float) -> None:
         """A request of a context has completed, with these blocks."""
+        blocks = list(blocks)  # of one kind, since they are compared
         self._served[name] = ServedContext(blocks, now)
         self._served.move_to_end(name)
         self._prefixes.put(name, blocks)

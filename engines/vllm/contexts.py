@@ -25,7 +25,7 @@ class Served(NamedTuple):
     requests named.
     """
 
-    blocks: Sequence[int]
+    blocks: list[int]
     tokens: "array[int]"
     idle_since: float
     cache_salt: str | None
@@ -46,7 +46,7 @@ class Contexts:
 
     def shared(self, name: Ref, blocks: Sequence[int]) -> int:
         """How many of these blocks, from the first on, another that is not released has, too."""
-        return self._prefixes.shared(name, blocks)
+        return self._prefixes.shared(name, list(blocks))
 
     def release(self, name: Ref) -> None:
         """Let it keep no blocks for others until it is served again."""
