@@ -5,6 +5,7 @@ first that is missing. If they cover at least half of the prompt the request is 
 ``priority = -N_reuse``; else it is cold and keeps the default, 0. The count is kept current by
 the residency events that concern it (``ResidencyDirectory.watch``), never by looking again at all.
 A request whose hashes are not made as the engine's are keeps its place: its reuse is unknown.
+An engine that takes priorities only with the request is asked as the request is described, once.
 """
 
 from collections.abc import Iterable
@@ -57,7 +58,10 @@ class CacheAware:
         for key, message in h.changes:
             if not (isinstance(message, RequestDescribed) and key.request and key.engine):
                 continue
-            if key.engine in s:
+            view = s.get(key.engine)
+            if view is not None and _takes_with_requests(view):
+                yield from self._ask_ahead(view, key.request, message)
+            elif view is not None:
                 # It may stand in the queue already: intent and state travel apart.
                 fresh[key.engine, key.request] = True
         for view, state in s.changes:
@@ -91,9 +95,26 @@ class CacheAware:
             followed = self._followed[view.name] = _Followed(view.epoch)
         return followed
 
+    def _ask_ahead(
+        self, view: EngineView, request: str, description: RequestDescribed
+    ) -> Iterable[Ask]:
+        """Ask for a priority before the request is sent, by what the engine holds now."""
+        if not view.reuse_known(description):
+            return
+        reusable = view.residency.match(unpack(description.prefix_hashes))
+        if self._is_hot(reusable, description):
+            yield Ask(
+                Prioritise(priority=-reusable, reason=f"{reusable} blocks to reuse"),
+                Key(request=request, engine=view.name),
+            )
+
+    def _is_hot(self, reusable: int, description: RequestDescribed) -> bool:
+        tokens = reusable * description.block_size
+        return reusable > 0 and tokens >= self._hot_share * description.prompt_tokens
+
     def _follow(self, h: HarnessView, view: EngineView, request: str, anew: bool) -> Iterable[Ask]:
         waiting, described = view.waiting.get(request), h.requests.get(request)
-        if waiting is None or described is None:
+        if waiting is None or described is None or _takes_with_requests(view):
             return
         priorities = self._of(view).priorities
         if anew or request not in priorities:
@@ -134,7 +155,7 @@ class CacheAware:
         if view.differences(description):
             return  # the engine told of itself after the request had come
         reusable = view.residency.count(request)
-        hot = reusable * description.block_size >= self._hot_share * description.prompt_tokens
+        hot = self._is_hot(reusable, description)
         priority = -reusable if hot else DEFAULT_PRIORITY
         if priority != priorities[request]:
             priorities[request] = priority
@@ -142,3 +163,8 @@ class CacheAware:
             yield Ask(
                 Prioritise(priority=priority, reason=reason), Key(request=request, engine=view.name)
             )
+
+
+def _takes_with_requests(view: EngineView) -> bool:
+    """Whether an engine takes priorities only before the request, as one that HEAR attaches to."""
+    return view.capabilities is not None and "prioritise" in view.capabilities.at_submission

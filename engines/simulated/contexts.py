@@ -16,7 +16,7 @@ MAX_CONTEXTS: Final = 100_000
 class ServedContext:
     """The blocks that a context was last served with, and when that was."""
 
-    blocks: Sequence[int]
+    blocks: list[int]
     idle_since: float
 
 

@@ -389,3 +389,17 @@ def test_hashes_that_are_not_made_as_the_engines_are_say_nothing_of_reuse(stage:
         stage.intent(described, Key(request=request, engine=ENGINE))
         stage.wait(request)
     assert [key.request for _, key in stage.decide()] == ["same"]
+
+
+def test_an_engine_that_takes_priorities_with_requests_is_asked_before_they_come(
+    stage: Stage,
+) -> None:
+    stage.engine(CapabilitiesReported(block_size=BLOCK_SIZE, at_submission=("prioritise",)))
+    stage.blocks(stored(PROMPT))
+    stage.decide()
+    stage.describe("hot", PROMPT)
+    stage.describe("cold", [7, 8, 9])
+    assert priorities(stage.decide()) == {"hot": -4}
+    stage.wait("hot", "cold")
+    stage.blocks(removed(PROMPT))
+    assert stage.decide() == []  # it would be turned down: already_submitted
