@@ -31,7 +31,8 @@ class WaitingQueue:
         return len(self._requests)
 
     def __contains__(self, request: SimRequest) -> bool:
-        return request.ref in self._requests
+        # A bound or a hold may outlast its request, whose id another may have by then.
+        return self._requests.get(request.ref) is request
 
     def __iter__(self) -> Iterator[SimRequest]:
         """All waiting requests, in no particular order."""

@@ -6,6 +6,8 @@ from hear.engines.testing.bench import Call, bench
 from hear.engines.testing.samples import ALL_KINDS, REQUEST_KINDS, sample, send_sample
 from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import (
+    BoundWait,
+    Hold,
     Prepare,
     Retain,
 )
@@ -204,6 +206,26 @@ async def engine_comes_back(factory: EngineFactory) -> None:
             operation = send_sample(b, kind, "a request that never comes")
             if b.claims(kind):
                 await b.accepted(operation)
+
+
+@rule(
+    "HEAR-LIFE-10",
+    "A bound ends with its request, and is not that of a later one with the same id",
+    LIFE,
+    needs=("bound_wait", "hold"),
+)
+async def id_is_used_again(factory: EngineFactory) -> None:
+    async with bench(factory) as b:
+        bound = BoundWait(max_wait_s=4 * b.engine.quiet_s, force="requirement")
+        guard = b.send(bound, by="guard", request="r")
+        await b.serve("r", context="r")
+        await b.end_of(guard, "completed")
+        async with b.busy():
+            again = await b.launch(b.request("r", context="s"))
+            sent_s, hold_s = trio.current_time(), 8 * b.engine.quiet_s
+            await b.end_of(b.send(Hold(hold_s=hold_s), by="holds", request="r"), "completed")
+        held_s = (await b.result(again)).started_s - sent_s
+        require(held_s >= hold_s, f"nothing ends its hold of {hold_s} s after {held_s} s")
 
 
 @rule("HEAR-DATA-1", "When the bus is lost, requests are served as before", DATA)

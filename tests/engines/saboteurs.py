@@ -97,6 +97,11 @@ def nobody_is_ever_protected(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WaitingQueue, "next_release", lambda self: None)
 
 
+@breaks("HEAR-LIFE-10")
+def a_bound_is_kept_under_the_id_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WaitingQueue, "__contains__", lambda self, r: r.ref in self._requests)
+
+
 @breaks("HEAR-EFFECT-12")
 def a_bound_is_for_those_that_wait(patch: pytest.MonkeyPatch) -> None:
     bound_wait = Controls._bound_wait

@@ -181,3 +181,15 @@ def test_changing_ones_mind_does_not_grow_the_memory() -> None:
         assert len(entries) <= 2 * 3 + 1024
     assert [r.id for r in queue.in_order()] == ["r2", "r0", "r1"]
     assert queue.peek() is requests[2]
+
+
+def test_what_outlasts_its_request_is_not_applied_to_another_with_its_id() -> None:
+    queue, old, new = WaitingQueue(), sim_request("r", 0), sim_request("r", 1, arrival_s=15.0)
+    queue.add(old)
+    queue.bound(old, 10.0, required=True)
+    queue.hold(old, 9.0)
+    queue.remove(old)
+    queue.add(new)
+    queue.hold(new, 30.0)
+    assert queue.promote(20.0) == []
+    assert (new.protected, new.held_until, queue.peek()) == (False, 30.0, None)
