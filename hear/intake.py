@@ -32,8 +32,12 @@ from hear.yielding import Preferences
 
 DEFAULT_DEADLINE_S = 60.0
 MAX_DEADLINE_S = 3600.0
-GONE_S = 60.0
-"""How long a control fails at once since its request has ended; later ones wait for a request."""
+GONE_S = 5.0
+"""How long a control fails at once since its request has ended; later ones wait for a request.
+
+Long enough for a control that was on its way when the request ended, and no longer: a harness that
+starts again may describe a request with the same id, whose controls come before it does.
+"""
 
 MAX_OPEN_BYTES = 1 << 26
 """Most that the controls without an end take, about; beyond it new ones are ``overloaded``."""
@@ -375,7 +379,9 @@ class Intake:
         step = Step()
         assert key.request is not None
         self._requests.setdefault(key.request, set())
-        self._saw_version(key)
+        if key.context is not None and key.context_version is not None:
+            # Also where it is smaller: a harness that has started again counts from 1.
+            self._versions.keep(key.context, key.context_version, 0.0)
         if key.context_version is not None:
             self._served_versions[key.request] = key.context_version
         for operation in self._parked.pop(key.request, {}).values():

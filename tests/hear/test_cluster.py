@@ -6,13 +6,22 @@ import pytest
 import trio
 import trio.testing
 
+from hear.blocks import pack
 from hear.cluster import Cluster, running
 from hear.codec import open_body
 from hear.engine_view import EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView
-from hear.messages import CapabilitiesReported, Key, RequestOutcome, Route
-from hear.seams import Ask, InferenceRequest
+from hear.harnesses.session import HarnessSession
+from hear.messages import (
+    CapabilitiesReported,
+    Key,
+    OperationOutcome,
+    RequestDescribed,
+    RequestOutcome,
+    Route,
+)
+from hear.seams import Ask, InferenceRequest, Subscription
 
 PROFILE = "h100-qwen3-8b"
 
@@ -116,3 +125,45 @@ async def test_a_cluster_without_engines_is_none(engines: int) -> None:
             engine="simulated", profile=PROFILE, block_size=512, policy="fcfs", engines=engines
         ):
             pass
+
+
+@pytest.mark.parametrize("policy", ["guard:20", "session-aware"])
+async def test_a_harness_that_starts_again_and_counts_from_1_is_controlled_as_before(
+    policy: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def run(cluster: Cluster, heard: Subscription, epoch: int) -> list[tuple[str, str, str]]:
+        harness = HarnessSession(cluster.bus, workflow="w", source="harness", epoch=epoch)
+        for turn in (1, 2, 3):
+            hashes = tuple(range(1, 10 * turn))
+            tokens = 512 * len(hashes)
+            described = RequestDescribed(prompt_tokens=tokens, prefix_hashes=pack(hashes))
+            harness.say(
+                described, request=f"r{turn}", context="c", context_version=turn, engine="engine0"
+            )
+            await trio.sleep(1)  # the controls come before the request does
+            await cluster.engine.generate(
+                InferenceRequest(
+                    id=f"r{turn}",
+                    context="c",
+                    context_version=turn,
+                    prompt_tokens=tokens,
+                    output_tokens=8,
+                    prompt_hashes=hashes,
+                )
+            )
+        await trio.sleep(12)  # it starts again, within the bound of the first run
+        messages = [open_body(envelope) for envelope in await heard.receive()]
+        return sorted(
+            (m.control, m.status, m.reason) for m in messages if isinstance(m, OperationOutcome)
+        )
+
+    async with (
+        running(engine="simulated", profile=PROFILE, block_size=512, policy=policy) as cluster,
+        cluster.bus.subscribe(["outcome.>"], name="test") as heard,
+    ):
+        runs = [await run(cluster, heard, epoch) for epoch in (1, 2, 3)]
+    first = {(control, status) for control, status, _ in runs[0]}
+    assert first
+    assert not any(status in ("failed", "rejected") for _, status in first)
+    for again in runs[1:]:
+        assert {(control, status) for control, status, _ in again} == first

@@ -328,6 +328,18 @@ def test_a_control_for_an_older_version_than_was_seen_is_stale(desk: Desk) -> No
     assert said(stale) == [("e", "rejected", "stale_version")]
 
 
+def test_versions_of_a_context_go_on_from_that_of_its_latest_request(desk: Desk) -> None:
+    desk.arrives("r9", context="c", context_version=9)
+    desk.intake.request_ended("r9", desk.now)
+    desk.arrives("r2", context="c", context_version=2)  # its harness has started again
+    stale = desk.send("a", Retain(lease_s=1.0), context="c", version=1)
+    assert said(stale) == [("a", "rejected", "stale_version")]
+    for id, version in (("b", 2), ("c", 3)):
+        assert ids(desk.send(id, Retain(lease_s=1.0), context="c", version=version).apply) == [id]
+    stale = desk.send("d", Retain(lease_s=1.0), context="c", version=2)
+    assert said(stale) == [("d", "rejected", "stale_version")]
+
+
 # -- before its request -----------------------------------------------------------------------
 
 
