@@ -15,8 +15,9 @@ from msgspec import Meta, Struct
 
 from hear.codec import UNREADABLE
 from hear.errors import ConfigError
+from hear.harnesses.replay.arrivals import poisson_arrivals
 from hear.harnesses.replay.output import write_whole
-from hear.harnesses.replay.workload import Session, Turn, Workload, poisson_arrivals
+from hear.harnesses.replay.workload import Session, Turn, Workload
 
 NAME: Final = "scbench-small"
 

@@ -16,28 +16,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from msgspec import structs
 
 from hear.blocks import HASH_SCHEME, chain
+from hear.codec import UNREADABLE
 from hear.errors import ConfigError
 from hear.harnesses.replay.agentic_trace import PromptBlocks, Recording, Request, SubAgent
-from hear.harnesses.replay.lines import read_lines, shipped
-from hear.harnesses.replay.workload import (
-    LeftOut,
-    Session,
-    Turn,
-    Workload,
-    poisson_arrivals,
+from hear.harnesses.replay.arrivals import fitting_rate, poisson_arrivals
+from hear.harnesses.replay.lines import (
+    File,
+    files_of,
+    raw_lines,
+    read_document,
+    read_lines,
+    shipped,
 )
+from hear.harnesses.replay.workload import LeftOut, Session, Turn, Workload
 
 SHIPPED = "agentic_sample.jsonl.gz"
 MAIN = "main"
 
 RATE = 0.007
 """Sessions of the shipped sample that start in a second."""
-
-WORK_PER_S = 1_670.0
-"""Tokens that they bring in a second for an engine with endless memory to compute."""
 
 _E = TypeVar("_E", bound=Request | SubAgent)
 
@@ -51,7 +52,7 @@ def load(
     max_tokens: int = 131_072,
     max_think_s: float = 60.0,
 ) -> Workload:
-    """Load agentic sessions; without a path, the sample that is shipped.
+    """Load agentic sessions, of a file or a folder of files; without a path, the shipped sample.
 
     Sessions start by a Poisson process of ``rate`` a second, drawn from ``seed``, in the order of
     the file; without a rate, as often as makes the work of a second that of the shipped sample at
@@ -72,12 +73,12 @@ def load(
         raise ConfigError(f"max_think_s: got {max_think_s:g}, expected at least 0")
     families: list[list[Session]] = []
     found = _Found()
-    seen: dict[str, int] = {}
-    for number, recording in read_lines(source, Recording):
-        where = f"{source}:{number}: {recording.id}"
+    seen: dict[str, str] = {}
+    for place, recording in _recordings(source):
+        where = f"{place}: {recording.id}"
         if recording.id in seen:
-            raise ConfigError(f"{where}: got a session that line {seen[recording.id]} has already")
-        seen[recording.id] = number
+            raise ConfigError(f"{where}: got a session that {seen[recording.id]} has already")
+        seen[recording.id] = place
         if block_size < 1 or block_size % recording.block_size:
             raise ConfigError(
                 f"{where}: block_size: got {block_size}, expected a multiple of the session's "
@@ -95,7 +96,7 @@ def load(
         )
     sessions: list[Session] = []
     if rate is None:
-        rate = RATE if path is None else WORK_PER_S * len(families) / _work(families, block_size)
+        rate = RATE if path is None else fitting_rate(families, block_size)
     arrivals = poisson_arrivals(len(families), rate, seed)
     for start_s, (main, *subs) in zip(arrivals, families, strict=True):
         sessions += [structs.replace(main, start_s=start_s), *subs]
@@ -109,17 +110,24 @@ def load(
     )
 
 
-def _work(families: Sequence[Sequence[Session]], block_size: int) -> int:
-    """The tokens that an engine with endless memory computes for sessions."""
-    tokens = 0
-    for family in families:
-        for session in family:
-            before: tuple[int, ...] = ()
-            for turn in session.turns:
-                known = sum(a == b for a, b in zip(before, turn.prompt_hashes, strict=False))
-                tokens += turn.prompt_tokens - known * block_size + turn.output_tokens
-                before = tuple(turn.prompt_hashes)
-    return tokens
+def _recordings(source: File) -> Iterator[tuple[str, Recording]]:
+    """The recordings of a file with one a line, or of a folder of files that are one each."""
+    for path in files_of(source):
+        _, line = next(raw_lines(path), (0, b""))
+        if _ends(line):
+            for number, recording in read_lines(path, Recording):
+                yield f"{path}:{number}", recording
+        else:
+            yield str(path), read_document(path, Recording)
+
+
+def _ends(line: bytes) -> bool:
+    """Whether a first line is a whole object, or nothing."""
+    try:
+        msgspec.json.decode(line or b"{}", type=msgspec.Raw)
+    except UNREADABLE:
+        return False
+    return True
 
 
 class _Found:

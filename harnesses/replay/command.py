@@ -34,11 +34,15 @@ PAPER_MOONCAKE = (
     "fcfs,cache-aware,cache-aware+guard:40,session-aware,cache-aware+guard:40+session-aware"
 )
 PAPER_SCBENCH = "fcfs,cache-aware,cache-aware+guard:40,cache-aware+guard:60"
+TRACE = "TRACE"
+"""Stands for the path of a trace."""
+
 DEFAULTS: dict[str, dict[str, str]] = {
     "mooncake": {"engine": "h100-qwen3-8b", "policy": PAPER_MOONCAKE},
     "scbench": {"engine": "rtx-pro-6000-qwen3-8b", "policy": PAPER_SCBENCH},
     "agentic": {"engine": "h100-qwen3-8b", "policy": PAPER_MOONCAKE},
     f"FILE{SUFFIX}": {"engine": "", "policy": PAPER_MOONCAKE},
+    TRACE: {"engine": "h100-qwen3-8b", "policy": PAPER_MOONCAKE},
 }
 DEFAULT_SEED = "1"
 MAX_LOAD = 10_000
@@ -58,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("scbench", "a closed loop in the shape of SCBench"),
         ("agentic", "sessions of coding agents, sub-agents included"),
         (f"FILE{SUFFIX}", "what hear record has written to FILE.hear"),
+        (TRACE, "the trace in a file or folder, of any format of docs/traces.md"),
     ):
         sub = workloads.add_parser(name, help=text, description=f"Replay {text}.")
         sub.add_argument(
@@ -114,8 +119,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         if name.endswith(SUFFIX):
             sub.add_argument("--tenant", help="whose requests, if it holds those of several")
         if name in ("mooncake", "agentic"):
-            sub.add_argument("--trace", metavar="FILE", help="another trace of the same format")
-        if name == "mooncake":
+            sub.add_argument("--trace", metavar="FILE", help="another trace (docs/traces.md)")
+        if name in ("mooncake", TRACE):
             sub.add_argument("--window", metavar="START:SECONDS", help="a slice of the trace")
             sub.add_argument(
                 "--whole-sessions",
@@ -130,11 +135,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 help="whether each request is a session of its own, or they are told by the trace, "
                 "or rebuilt from its blocks (told if it tells them, else rebuilt)",
             )
-        elif name in ("scbench", "agentic"):
+        if name in ("scbench", "agentic", TRACE):
             sub.add_argument("--rate", type=_rate, help="sessions that start in a second")
+        if name == TRACE:
+            add_trace_arguments(sub)
         if name == "scbench":
             sub.add_argument("--task", choices=sorted(TASKS), default="fitted")
             sub.add_argument("--sessions", type=_positive, help="how many sessions")
+
+
+def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add how the file of a trace is read."""
+    parser.add_argument("--first", type=_positive, metavar="N", help="lines or chats to read")
+    parser.add_argument(
+        "--tokenizer", metavar="FILE|DIR", help="tokenizer.json that measures a trace of text"
+    )
+    parser.add_argument(
+        "--block-size",
+        type=_positive,
+        metavar="N",
+        help="tokens a block, a multiple of the trace's",
+    )
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -246,20 +267,30 @@ def _plan(namespace: argparse.Namespace) -> Plan:
     for policy in policies:
         plugins.load_installed("parts", "policy-spec")(policy)
     recording = namespace.workload if namespace.workload.endswith(SUFFIX) else None
+    is_trace = recording is None and namespace.workload not in DEFAULTS
     engine = namespace.engine
     if recording is not None:
         engine = _consider(Path(recording), namespace)
     plugins.load_installed("engines", "simulated")(engine, block_size=512, name="engine0")
     options = {
         name: getattr(namespace, name, None)
-        for name in ("trace", "max_tokens", "sessions", "rate", "tenant")
+        for name in (
+            "trace",
+            "max_tokens",
+            "sessions",
+            "rate",
+            "tenant",
+            "first",
+            "tokenizer",
+            "block_size",
+        )
     }
-    if recording is not None:
-        options["trace"] = recording
+    if recording is not None or is_trace:
+        options["trace"] = namespace.workload
     window = getattr(namespace, "window", None)
     return Plan(
         source=Source(
-            name="recorded" if recording is not None else namespace.workload,
+            name="recorded" if recording else "trace" if is_trace else namespace.workload,
             loop=getattr(namespace, "loop", "closed"),
             window=None if window is None else parse_window(window),
             task=getattr(namespace, "task", "fitted"),
@@ -299,23 +330,28 @@ def _consider(path: Path, namespace: argparse.Namespace) -> str:
 
 
 class _Workloads(argparse._SubParsersAction):  # type: ignore[type-arg]
-    """The workloads by name; a path that ends in ``.hear`` is one as well.
+    """The workloads by name; a path is one as well, of a recording if it ends in ``.hear``.
 
     Argparse knows subcommands by their names alone, and asks for them in this mapping.
     """
 
     class _Known(dict[str, argparse.ArgumentParser]):
         def __missing__(self, name: str) -> argparse.ArgumentParser:
-            return self[f"FILE{SUFFIX}"]
+            return self[f"FILE{SUFFIX}" if name.endswith(SUFFIX) else TRACE]
 
     class _Choices(list[str]):
         def __contains__(self, name: object) -> bool:
-            return super().__contains__(name) or str(name).endswith(SUFFIX)
+            return super().__contains__(name) or _is_path(str(name))
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._name_parser_map = self._Known()
         self.choices = self._Choices(DEFAULTS)  # type: ignore[assignment]
+
+
+def _is_path(name: str) -> bool:
+    """Whether a word is meant for a file: a slip of a workload's name has neither dot nor slash."""
+    return "." in name or os.sep in name or Path(name).exists()
 
 
 def _once(option: str, values: list[_T]) -> tuple[_T, ...]:

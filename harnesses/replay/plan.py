@@ -13,20 +13,25 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from hear.errors import ConfigError
-from hear.harnesses.replay import agentic, mooncake, recorded, scbench
+from hear.harnesses.replay import agentic, mooncake, recorded, scbench, traced
 from hear.harnesses.replay.output import recording
 from hear.harnesses.replay.results import RunResult
 from hear.harnesses.replay.runner import Loop, replay
 from hear.harnesses.replay.sessions import SessionRule
+from hear.harnesses.replay.traces import formats
 from hear.harnesses.replay.workload import Workload
 
-Name = Literal["mooncake", "scbench", "agentic", "recorded"]
+Name = Literal["mooncake", "scbench", "agentic", "recorded", "trace"]
+
+MAX_TOKENS = 131_072
+"""Of a turn of a trace that is not the paper's, prompt and answer together."""
 
 
 class Source(Struct, frozen=True, kw_only=True):
     """A workload by name and options; None stands for the workload's own default.
 
-    ``trace`` of a recorded one is the recording.
+    ``trace`` of a recorded one is the recording. ``first`` and ``tokenizer`` are those of
+    ``formats.read``, and ``block_size`` that of ``traced.make``.
     """
 
     name: Name
@@ -40,6 +45,9 @@ class Source(Struct, frozen=True, kw_only=True):
     tenant: str | None = None
     session_rule: SessionRule | None = None
     whole_sessions: bool = False
+    first: int | None = None
+    tokenizer: str | None = None
+    block_size: int | None = None
 
     def sampled(self, load: float, seed: int) -> Workload:
         """Make the workload at a load, in percent of its sessions.
@@ -51,7 +59,7 @@ class Source(Struct, frozen=True, kw_only=True):
             ConfigError: a file or an option cannot be used, or there are not so many sessions.
         """
         num_layers = max(math.ceil(load / 100), 1)
-        if num_layers > 1 and self.name != "mooncake":
+        if num_layers > 1 and self.name not in ("mooncake", "trace"):
             raise ConfigError(
                 f"load: got {load:g}%, expected at most 100% of {self.name}"
                 + ("; more --sessions at a higher --rate are more load" * (self.name == "scbench"))
@@ -70,19 +78,42 @@ class Source(Struct, frozen=True, kw_only=True):
         limit: dict[str, Any] = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
         if self.name == "recorded" and path is not None:
             return recorded.load(path, loop=self.loop, tenant=self.tenant, **limit).workload
-        if self.name == "mooncake":
-            return mooncake.load(
-                path,
-                window=self.window,
-                layer=layer,
-                sessions=self.session_rule,
-                whole_sessions=self.whole_sessions,
-                **limit,
-            )
         rate: dict[str, Any] = {} if self.rate is None else {"rate": self.rate}
-        if self.name == "agentic":
-            return agentic.load(path, seed=seed, **limit, **rate)
-        return scbench.generate(self.task, sessions=self.sessions, seed=seed, **limit, **rate)
+        if self.name == "scbench":
+            return scbench.generate(self.task, sessions=self.sessions, seed=seed, **limit, **rate)
+        if self.name == "agentic" and path is None:
+            return agentic.load(seed=seed, **limit, **rate)
+        options: dict[str, Any] = {
+            "window": self.window,
+            "layer": layer,
+            "sessions": self.session_rule,
+            "whole_sessions": self.whole_sessions,
+        }
+        if path is None:
+            return mooncake.load(**options, **limit)
+        if self.block_size is not None:
+            options["block_size"] = self.block_size
+        return self._of_trace(path, seed, {**options, **limit, **rate})
+
+    def _of_trace(self, path: Path, seed: int, options: dict[str, Any]) -> Workload:
+        """Make the workload of a trace, in whatever format it is."""
+        if formats.detect(path) is formats.AGENTIC:
+            for option, at_rest in RESTING.items():
+                if options.pop(option, at_rest) != at_rest:
+                    raise ConfigError(
+                        f"{path}: {option}: expected none, since {formats.AGENTIC.what} have no "
+                        "times of their own and tell what follows what"
+                    )
+            return agentic.load(path, seed=seed, **options)
+        tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
+        trace = formats.read(path, first=self.first, tokenizer=tokenizer)
+        default = mooncake.MAX_TOKENS if self.name == "mooncake" else MAX_TOKENS
+        options.setdefault("max_tokens", default)
+        return traced.make(trace, str(path), seed=seed, **options)
+
+
+RESTING = {"window": None, "layer": 0, "sessions": None, "whole_sessions": False}
+"""Options of a trace that are not those of recordings of agents, and what they are if not given."""
 
 
 class Run(Struct, frozen=True, kw_only=True):

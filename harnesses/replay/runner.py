@@ -131,6 +131,10 @@ class Replay:
             if session.parent is not None:
                 self._children.setdefault(session.parent, []).append(session)
         self._ended = {session.id: trio.Event() for session in workload.sessions}
+        awaited = (
+            key for session in workload.sessions for turn in session.turns for key in turn.after
+        )
+        self._turn_ended = {key: trio.Event() for key in awaited}
         self._start_s = 0.0
 
     async def main(self, engine: str, engines: int, policy: str) -> None:
@@ -240,6 +244,7 @@ class Replay:
             await trio.sleep_until(self._start_s + (session.start_s if first is None else first))
         else:
             await trio.sleep(session.start_s)
+        await self._wait_for_others(session.turns[0])
         harness.say(ContextOpened(role=session.role), context=context)
         self._start_sub_agents(session, 0, cluster, nursery)
         if self._loop == "open" and session.turns[0].at_s is not None:
@@ -283,9 +288,14 @@ class Replay:
             if child.after_turns == num_ended:
                 nursery.start_soon(self._session, child, cluster, nursery)
 
-    async def _wait_until(self, turn: Turn) -> None:
+    async def _wait_for_others(self, turn: Turn) -> None:
         for session in turn.waits_for:
             await self._ended[session].wait()
+        for awaited in turn.after:
+            await self._turn_ended[awaited].wait()
+
+    async def _wait_until(self, turn: Turn) -> None:
+        await self._wait_for_others(turn)
         if turn.at_s is not None:
             await trio.sleep_until(self._start_s + turn.at_s)
         elif turn.think_s > 0:
@@ -364,4 +374,6 @@ class Replay:
                 reason=outcome.reason,
             )
         )
+        if (ended := self._turn_ended.get((session.id, number))) is not None:
+            ended.set()
         self._progress(len(self.turns))

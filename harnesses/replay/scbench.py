@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from hear.blocks import HASH_SCHEME, chain_all
 from hear.errors import ConfigError
-from hear.harnesses.replay.workload import Session, Turn, Workload, poisson_arrivals
+from hear.harnesses.replay.arrivals import poisson_arrivals
+from hear.harnesses.replay.workload import Session, Turn, Workload
 from hear.plugins import nearest
 
 QUESTION_TOKENS = 200

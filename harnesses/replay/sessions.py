@@ -10,33 +10,12 @@ This module knows lengths, times and block ids, and no format.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
+
+from hear.harnesses.replay.traces.trace import TracedRequest
 
 SessionRule = Literal["none", "told", "rebuilt"]
 """Where sessions are from: each request is one, the trace tells them, or ``rebuild``."""
-
-
-class TracedRequest(Protocol):
-    """What of a request the rule needs: lengths in tokens, its arrival in milliseconds, its blocks.
-
-    An id of ``hash_ids`` stands for one block and all before it; the last block may be partial.
-    """
-
-    @property
-    def timestamp(self) -> float:
-        """When it arrived."""
-
-    @property
-    def input_length(self) -> int:
-        """Tokens of its prompt."""
-
-    @property
-    def output_length(self) -> int:
-        """Tokens of its answer."""
-
-    @property
-    def hash_ids(self) -> Sequence[int]:
-        """The blocks of its prompt."""
 
 
 class Rebuilt(NamedTuple):
@@ -52,7 +31,7 @@ class Rebuilt(NamedTuple):
 
 
 def rebuild(requests: Sequence[TracedRequest], block_size: int) -> Rebuilt:
-    """Estimate the sessions of a trace, whose requests are in order of arrival.
+    """Estimate the sessions of a trace, whose requests are in order of arrival and have blocks.
 
     Request B continues A if
 
@@ -93,21 +72,22 @@ def _continued(requests: Sequence[TracedRequest], block_size: int) -> list[tuple
     before: list[tuple[int, int] | None] = []
     for index, request in enumerate(requests):
         before.append(_take(request, requests, open_ends))
-        full = request.input_length // block_size
+        full = request.prompt_tokens // block_size
         if full >= 2:
-            open_ends[request.hash_ids[full - 1]].append(index)
+            open_ends[(request.blocks or ())[full - 1]].append(index)
     return before
 
 
 def _take(
     request: TracedRequest, requests: Sequence[TracedRequest], open_ends: dict[int, list[int]]
 ) -> tuple[int, int] | None:
-    for block in reversed(request.hash_ids):
+    for block in reversed(request.blocks or ()):
         candidates = open_ends.get(block, [])
         for place in range(len(candidates) - 1, -1, -1):
             before = requests[candidates[place]]
-            growth = request.input_length - before.input_length
-            if before.timestamp < request.timestamp and growth >= max(before.output_length / 2, 1):
+            growth = request.prompt_tokens - before.prompt_tokens
+            earlier = (before.at_s or 0.0) < (request.at_s or 0.0)
+            if earlier and growth >= max(before.output_tokens / 2, 1):
                 return candidates.pop(place), block
     return None
 
@@ -117,7 +97,7 @@ def _shared_blocks(requests: Sequence[TracedRequest], session_of: Sequence[int])
     first: dict[int, int] = {}
     shared: set[int] = set()
     for request, session in zip(requests, session_of, strict=True):
-        for block in request.hash_ids:
+        for block in request.blocks or ():
             if first.setdefault(block, session) != session:
                 shared.add(block)
     return shared

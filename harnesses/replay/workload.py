@@ -7,6 +7,7 @@ or that names what is not there, cannot be made.
 
 import random
 from collections.abc import Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from msgspec import Struct, structs
 
@@ -33,6 +34,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     at_s: float | None = None
     think_s: float = 0.0
     waits_for: tuple[str, ...] = ()
+    after: tuple[tuple[str, int], ...] = ()
     pause: PauseCause = "person"
 
 
@@ -74,8 +76,8 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     Raises:
         ConfigError: an id is there twice, a session has no turn, a sub-agent's parent does not
-            stand before it, or a turn waits for what is not a sub-agent of its session or could
-            only start after it.
+            stand before it, or a turn waits for what is not there, is not a sub-agent of its
+            session, or could only start after it.
     """
 
     name: str
@@ -120,6 +122,33 @@ class Workload(Struct, frozen=True, kw_only=True):
                             f"{self.name}: turn {number} of {session.id!r} waits for {name!r}, "
                             f"which starts only after turn {awaited.after_turns}"
                         )
+                for name, awaited_number in turn.after:
+                    if name not in seen or not 1 <= awaited_number <= len(seen[name].turns):
+                        raise ConfigError(
+                            f"{self.name}: turn {number} of {session.id!r} comes after turn "
+                            f"{awaited_number} of {name!r}, expected a turn of this workload"
+                        )
+        if any(turn.after for session in self.sessions for turn in session.turns):
+            self._check_that_it_ends()
+
+    def _check_that_it_ends(self) -> None:
+        order: TopologicalSorter[tuple[str, int]] = TopologicalSorter()
+        turns_of = {session.id: len(session.turns) for session in self.sessions}
+        for session in self.sessions:
+            for number, turn in enumerate(session.turns, 1):
+                before = [*turn.after, *((name, turns_of[name]) for name in turn.waits_for)]
+                if number > 1:
+                    before.append((session.id, number - 1))
+                elif session.parent is not None and session.after_turns:
+                    before.append((session.parent, session.after_turns))
+                order.add((session.id, number), *before)
+        try:
+            order.prepare()
+        except CycleError as error:
+            around = " after ".join(f"turn {n} of {name!r}" for name, n in error.args[1][::-1])
+            raise ConfigError(
+                f"{self.name}: {around}: got turns that wait for each other, expected an order"
+            ) from error
 
     @property
     def num_turns(self) -> int:
@@ -129,27 +158,43 @@ class Workload(Struct, frozen=True, kw_only=True):
     def sample(self, percent: float, seed: int) -> "Workload":
         """Keep ``percent`` of the top-level sessions, each whole and with its sub-agents.
 
-        Samples of the same seed are nested: what 50% keeps, 75% keeps too.
+        Sessions whose turns wait for each other are kept or left together. Samples of the same seed
+        are nested: what 50% keeps, 75% keeps too.
 
         Raises:
             ConfigError: ``percent`` is not above 0 and at most 100, or keeps no session.
         """
         if not 0 < percent <= 100:
             raise ConfigError(f"load: got {percent:g}%, expected above 0 and at most 100")
-        tops = [session.id for session in self.sessions if session.parent is None]
-        order = tops[:]
+        family = self._families()
+        order = list(dict.fromkeys(family.values()))
+        count = len(order)
         random.Random(seed).shuffle(order)
-        kept = set(order[: round(len(order) * percent / 100)])
+        kept = set(order[: round(count * percent / 100)])
         if not kept:
             raise ConfigError(
-                f"load: {percent:g}% of the {len(tops)} sessions of {self.name} is none of them"
+                f"load: {percent:g}% of the {count} sessions of {self.name} is none of them"
             )
-        sessions: list[Session] = []
-        for session in self.sessions:  # parents stand before their sub-agents
-            if session.id in kept or session.parent in kept:
-                kept.add(session.id)
-                sessions.append(session)
-        return structs.replace(self, sessions=tuple(sessions))
+        sessions = tuple(session for session in self.sessions if family[session.id] in kept)
+        return structs.replace(self, sessions=sessions)
+
+    def _families(self) -> dict[str, str]:
+        """Of each session the first of those that it is tied to, by sub-agents or by waiting."""
+        first = {session.id: session.id for session in self.sessions}
+
+        def find(name: str) -> str:
+            while first[name] != name:
+                first[name] = first[first[name]]  # halves the way for those who come after
+                name = first[name]
+            return name
+
+        place = {session.id: number for number, session in enumerate(self.sessions)}
+        for session in self.sessions:
+            tied = [name for turn in session.turns for name, _ in turn.after]
+            for name in (*tied, *([] if session.parent is None else [session.parent])):
+                one, other = sorted((find(session.id), find(name)), key=place.__getitem__)
+                first[other] = one
+        return {session.id: find(session.id) for session in self.sessions}
 
     def overlaid(self, layers: "Sequence[Workload]") -> "Workload":
         """Serve the sessions of further workloads at the same time.
@@ -181,22 +226,3 @@ def _together(parts: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
             )
         )
     return tuple(whole.values())
-
-
-def poisson_arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Draw the first ``count`` arrivals, in seconds, of a Poisson process of ``rate`` a second.
-
-    Of one seed, more arrivals begin with the same ones, and another rate stretches all gaps alike.
-
-    Raises:
-        ConfigError: ``rate`` is not above 0.
-    """
-    if not 0 < rate < float("inf"):
-        raise ConfigError(f"rate: got {rate:g} sessions a second, expected above 0")
-    draw = random.Random(f"arrivals {seed}")  # a text seed: apart from all else drawn of this seed
-    arrivals: list[float] = []
-    unit = 0.0
-    for _ in range(count):
-        unit += draw.expovariate(1.0)
-        arrivals.append(unit / rate)
-    return arrivals

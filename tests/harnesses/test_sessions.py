@@ -1,36 +1,44 @@
 """Sessions of a trace that does not tell them."""
 
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Iterable
 
-from hear.harnesses.replay import mooncake
-from hear.harnesses.replay.lines import read_lines, shipped
+from hear.harnesses.replay.lines import shipped
+from hear.harnesses.replay.mooncake import SHIPPED
 from hear.harnesses.replay.sessions import rebuild
+from hear.harnesses.replay.traces.mooncake import read
+from hear.harnesses.replay.traces.trace import TracedRequest
 
-ROWS = [row for _, row in read_lines(shipped(mooncake.SHIPPED), mooncake.Row)]
+REQUESTS = read([shipped(SHIPPED)]).requests
 
 
-class Request(NamedTuple):
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: list[int]
+def traced(at_s: float, prompt: int, output: int, blocks: Iterable[int]) -> TracedRequest:
+    return TracedRequest(
+        where="", at_s=at_s, prompt_tokens=prompt, output_tokens=output, blocks=tuple(blocks)
+    )
+
+
+def last_block(request: TracedRequest) -> int:
+    assert request.blocks is not None
+    return request.blocks[request.prompt_tokens // 512 - 1]
 
 
 def test_the_rule_in_its_plain_form_gives_the_same_sessions() -> None:
     """The quadratic reading of the rule, word for word, over some requests."""
-    rows = ROWS[7_500:8_000]
+    rows = REQUESTS[7_500:8_000]
+    times = [row.at_s or 0.0 for row in rows]
+    ids = [row.blocks or () for row in rows]
     follows: dict[int, int] = {}
     chain: list[int] = []
     for b, row in enumerate(rows):
         fit = [
-            (rows[a].input_length // 512, a)
+            (rows[a].prompt_tokens // 512, a)
             for a in range(b)
             if a not in follows.values()
-            and rows[a].timestamp < row.timestamp
-            and rows[a].input_length // 512 >= 2
-            and rows[a].hash_ids[rows[a].input_length // 512 - 1] in row.hash_ids
-            and row.input_length - rows[a].input_length >= max(rows[a].output_length / 2, 1)
+            and times[a] < times[b]
+            and rows[a].prompt_tokens // 512 >= 2
+            and last_block(rows[a]) in ids[b]
+            and row.prompt_tokens - rows[a].prompt_tokens >= max(rows[a].output_tokens / 2, 1)
         ]
         if fit:
             follows[b] = max(fit)[1]
@@ -40,8 +48,8 @@ def test_the_rule_in_its_plain_form_gives_the_same_sessions() -> None:
     for b in range(len(rows)):
         shared = False
         if b in follows:
-            last = rows[follows[b]].hash_ids[rows[follows[b]].input_length // 512 - 1]
-            holders = {chain[c] for c in range(len(rows)) if last in rows[c].hash_ids}
+            last = last_block(rows[follows[b]])
+            holders = {chain[c] for c in range(len(rows)) if last in ids[c]}
             shared = len(holders) > 1
             ambiguous += shared
         continues = b in follows and not shared
@@ -56,15 +64,15 @@ def test_the_rule_in_its_plain_form_gives_the_same_sessions() -> None:
 def test_strangers_who_share_a_prompt_of_tools_are_no_session() -> None:
     shared = list(range(46, 58))
     requests = [
-        Request(3_000 * number, tokens, 30, [*shared, 1_000 + number])
+        traced(3_000 * number, tokens, 30, [*shared, 1_000 + number])
         for number, tokens in enumerate((6_169, 6_173, 6_246))
     ]
     assert rebuild(requests, 512) == ([0, 1, 2], 0, 1)
 
 
 def test_a_turn_that_adds_its_answer_within_the_same_block_continues() -> None:
-    first = Request(0, 6_169, 30, [*range(46, 58), 900])
-    second = Request(3_000, 6_250, 30, [*range(46, 58), 901])
+    first = traced(0, 6_169, 30, [*range(46, 58), 900])
+    second = traced(3_000, 6_250, 30, [*range(46, 58), 901])
     assert rebuild([first, second], 512).sessions == [0, 0]
 
 
@@ -72,15 +80,15 @@ def test_of_many_strangers_with_one_beginning_each_keeps_its_own_next_turn() -> 
     requests = []
     for number in range(20):
         own = [*range(4), 100 + number, 200 + number]
-        requests.append(Request(number, 6 * 16, 10, own))
+        requests.append(traced(number, 6 * 16, 10, own))
     for number in range(20):
         own = [*range(4), 100 + number, 200 + number, 300 + number]
-        requests.append(Request(100 + number, 7 * 16, 10, own))
+        requests.append(traced(100 + number, 7 * 16, 10, own))
     rebuilt = rebuild(requests, 16)
     assert rebuilt.sessions == [*range(20), *range(20)]
     assert (rebuilt.links, rebuilt.ambiguous) == (20, 0)
 
 
 def test_nearly_all_of_the_published_conversations_are_found_again() -> None:
-    rebuilt = rebuild(ROWS, 512)
+    rebuilt = rebuild(REQUESTS, 512)
     assert (rebuilt.links, rebuilt.ambiguous) == (3_606, 209)

@@ -6,7 +6,8 @@ import pytest
 from msgspec import structs
 
 from hear.errors import ConfigError
-from hear.harnesses.replay.workload import Session, Turn, Workload, poisson_arrivals
+from hear.harnesses.replay.arrivals import poisson_arrivals
+from hear.harnesses.replay.workload import Session, Turn, Workload
 
 TURN = Turn(prompt_tokens=600, output_tokens=10, prompt_hashes=(7,))
 

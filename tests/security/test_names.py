@@ -535,6 +535,7 @@ PROCESSES = {
     ("subprocess.Popen", "benchmarks/attacks.py", "process"): "this module again, and the hub",
     ("subprocess.Popen", "benchmarks/bus.py", "Child.__init__"): "this module again",
     ("subprocess.Popen", "benchmarks/faults.py", "measure_ended"): "commands written there",
+    ("subprocess.Popen", "benchmarks/kills.py", "cluster"): "hear, with a file written there",
     ("trio.run_process", "benchmarks/vllm_overhead.py", "_flooded.send"): "this module again",
     ("subprocess.Popen", "engines/vllm/process.py", "run_under_supervisor"): "what was typed",
     ("os.execve", "engines/vllm/process.py", "become"): "what was typed",

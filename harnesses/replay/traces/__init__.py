@@ -1,0 +1,1 @@
+"""Traces that people have; ``formats.read`` finds out in which format a file is."""
