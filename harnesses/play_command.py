@@ -1,32 +1,46 @@
 """``hear play``: a workload on a running cluster, in real time."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
+
+import trio
+from msgspec import structs
 
 from hear import output
 from hear.cli import Command
 from hear.connection import add_bus_arguments, connected, own_name, run
 from hear.errors import ConfigError
 from hear.escaping import to_json
+from hear.harnesses.replay.command import add_trace_arguments, is_path
 from hear.harnesses.replay.comparison import notes_of, scope_of
-from hear.harnesses.replay.live import play
+from hear.harnesses.replay.live import find_engines, play
 from hear.harnesses.replay.output import write_whole
 from hear.harnesses.replay.plan import Source, parse_window
 from hear.log import to_stderr
-from hear.messages import DEFAULT_TENANT
+from hear.messages import DEFAULT_TENANT, CapabilitiesReported
+
+WORKLOADS: Final = ("mooncake", "scbench", "agentic")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("workload", choices=("mooncake", "scbench", "agentic"))
+    parser.add_argument(
+        "workload",
+        metavar="WORKLOAD",
+        type=_workload,
+        help=f"{', '.join(WORKLOADS)}, or the file or folder of a trace (docs/traces.md)",
+    )
     parser.add_argument("--load", type=float, default=10.0, help="percent of the sessions (10)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the sample (1)")
     parser.add_argument(
         "--window",
-        default="0:120",
         metavar="START:SECONDS",
-        help="mooncake: a slice of the trace (0:120)",
+        help="a slice of a trace that tells times (of mooncake 0:120)",
     )
+    parser.add_argument("--max-tokens", type=int, help="leave out what is longer")
+    add_trace_arguments(parser)
     parser.add_argument("--tenant", default=DEFAULT_TENANT, help="whose requests they are")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the row as JSON")
     add_bus_arguments(parser)
@@ -40,14 +54,25 @@ def run_play(namespace: argparse.Namespace) -> int:
             f"--load {namespace.load:g} --seed {namespace.seed}: expected a load above 0 and up to "
             "400 percent, and a seed from 0"
         )
+    is_trace = namespace.workload not in WORKLOADS
+    window = namespace.window or ("0:120" if namespace.workload == "mooncake" else None)
     source = Source(
-        name=namespace.workload,
-        window=parse_window(namespace.window) if namespace.workload == "mooncake" else None,
+        name="trace" if is_trace else namespace.workload,
+        trace=namespace.workload if is_trace else None,
+        window=None if window is None else parse_window(window),
+        max_tokens=namespace.max_tokens,
+        first=namespace.first,
+        tokenizer=namespace.tokenizer,
+        block_size=namespace.block_size,
     )
-    workload = source.sampled(namespace.load, namespace.seed)
+    source.sampled(namespace.load, namespace.seed)  # what cannot be used is told before all else
 
     async def main() -> int:
         async with connected(namespace.bus, name=own_name("play"), key=namespace.key) as bus:
+            engines = await find_engines(bus, namespace.tenant)
+            workload = await trio.to_thread.run_sync(
+                _fitting(source, engines).sampled, namespace.load, namespace.seed
+            )
             output.remark(
                 f"playing {workload.num_turns} turns of {len(workload.sessions)} sessions of "
                 f"{workload.name} on {namespace.bus}"
@@ -55,6 +80,7 @@ def run_play(namespace: argparse.Namespace) -> int:
             row, problems = await play(
                 bus,
                 workload,
+                engines,
                 load=namespace.load,
                 seed=namespace.seed,
                 loop="closed",
@@ -76,6 +102,22 @@ def run_play(namespace: argparse.Namespace) -> int:
         return 1 if problems else 0
 
     return run(main)
+
+
+def _fitting(source: Source, engines: Mapping[str, CapabilitiesReported]) -> Source:
+    """The source with blocks of the engines' size, where a trace's can be made such."""
+    sizes = {capabilities.block_size for capabilities in engines.values()}
+    if source.name != "trace" or source.block_size is not None or len(sizes) != 1:
+        return source
+    return structs.replace(source, block_size=sizes.pop())
+
+
+def _workload(word: str) -> str:
+    if word in WORKLOADS or is_path(word):
+        return word
+    raise argparse.ArgumentTypeError(
+        f"got {word!r}, expected {', '.join(WORKLOADS)}, or the file or folder of a trace"
+    )
 
 
 COMMAND = Command(

@@ -126,9 +126,9 @@ async def _until(holds: Callable[[], bool]) -> bool:
 
 async def _warm_up(client: "_Remembering", place: Place, script: Script) -> None:
     """Send requests of their own tokens, one after the other; then forget them."""
-    longest = max(script.sessions, key=lambda session: len(session.token_ids)).token_ids
+    longest = script.longest_prompt
     for number in range(WARM_UP):
-        prompt = longest[::-1][number:]
+        prompt = longest[::-1][number:] or longest
         request = InferenceRequest(
             id=f"warm-up/{number}",
             prompt_tokens=len(prompt),

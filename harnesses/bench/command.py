@@ -30,7 +30,9 @@ from hear.harnesses.bench.arm import ArmResult, serve
 from hear.harnesses.bench.places import STOCK, Place, Simulated, Vllm, fresh, joined
 from hear.harnesses.bench.rounds import Paired, order, pair, print_pairs
 from hear.harnesses.bench.script import Script, Shape
+from hear.harnesses.replay.command import add_trace_arguments
 from hear.harnesses.replay.output import check_outputs, write_whole
+from hear.harnesses.replay.plan import Source, parse_window
 from hear.harnesses.replay.report import write_report
 from hear.harnesses.replay.results import Row, RunResult
 from hear.harnesses.replay.table import print_results
@@ -52,6 +54,9 @@ GENERATED: Final = ("--enforce-eager", "--dtype", "float32")
 
 TOLD: Final = ("--enable-prompt-tokens-details", "--enable-per-request-metrics")
 """So that a client learns what was reused and how long it waited, also without a bus."""
+
+
+TRACE_OPTIONS: Final = ("load", "window", "max_tokens", "first", "tokenizer", "block_size")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +94,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--think", type=float, default=shape.think_mean_s, help="mean, s (1)")
     what.add_argument("--save-workload", type=Path, metavar="FILE", help="write what is served")
     what.add_argument("--workload", type=Path, metavar="FILE", help="serve what was written")
+    trace = parser.add_argument_group("trace", "a trace instead of a generated workload")
+    trace.add_argument("--trace", metavar="FILE|DIR", help="its file (docs/traces.md)")
+    trace.add_argument("--load", type=float, help="percent of its sessions (100)")
+    trace.add_argument("--window", metavar="START:SECONDS", help="a slice of it")
+    trace.add_argument("--max-tokens", type=_count, help="leave out what is longer")
+    add_trace_arguments(trace)
     parser.add_argument(
         "--policy",
         metavar="P,P,...",
@@ -294,6 +305,11 @@ def _arms(namespace: argparse.Namespace) -> list[str]:
 
 def _rounds(namespace: argparse.Namespace) -> Sequence[Script]:
     """The scripts of all rounds: each of a seed of its own, or what a file holds in turns."""
+    if namespace.trace is not None:
+        return _of_trace(namespace)
+    for option in TRACE_OPTIONS:
+        if getattr(namespace, option) is not None:
+            raise ConfigError(f"--{option.replace('_', '-')}: is of a --trace, and there is none")
     if namespace.workload is not None:
         kept = scripts.load(namespace.workload)
         return [kept[number % len(kept)] for number in range(namespace.repeat)]
@@ -309,6 +325,23 @@ def _rounds(namespace: argparse.Namespace) -> Sequence[Script]:
         think_sd_s=namespace.think / 5,
     )
     return [scripts.generate(namespace.seed + n, shape) for n in range(namespace.repeat)]
+
+
+def _of_trace(namespace: argparse.Namespace) -> Sequence[Script]:
+    if namespace.workload is not None:
+        raise ConfigError("--trace: got --workload as well, expected one of them")
+    source = Source(
+        name="trace",
+        trace=namespace.trace,
+        window=None if namespace.window is None else parse_window(namespace.window),
+        max_tokens=namespace.max_tokens,
+        first=namespace.first,
+        tokenizer=namespace.tokenizer,
+        block_size=namespace.block_size,
+    )
+    load = 100.0 if namespace.load is None else namespace.load
+    seeds = range(namespace.seed, namespace.seed + namespace.repeat)
+    return [scripts.of_workload(source.sampled(load, seed), seed) for seed in seeds]
 
 
 def _opener(namespace: argparse.Namespace, bench: _Bench, logs: Path) -> _Opener:

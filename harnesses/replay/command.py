@@ -144,7 +144,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             sub.add_argument("--sessions", type=_positive, help="how many sessions")
 
 
-def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
+def add_trace_arguments(parser: argparse._ActionsContainer) -> None:
     """Add how the file of a trace is read."""
     parser.add_argument("--first", type=_positive, metavar="N", help="lines or chats to read")
     parser.add_argument(
@@ -341,7 +341,7 @@ class _Workloads(argparse._SubParsersAction):  # type: ignore[type-arg]
 
     class _Choices(list[str]):
         def __contains__(self, name: object) -> bool:
-            return super().__contains__(name) or _is_path(str(name))
+            return super().__contains__(name) or is_path(str(name))
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -349,7 +349,7 @@ class _Workloads(argparse._SubParsersAction):  # type: ignore[type-arg]
         self.choices = self._Choices(DEFAULTS)  # type: ignore[assignment]
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
     """Whether a word is meant for a file: a slip of a workload's name has neither dot nor slash."""
     return "." in name or os.sep in name or Path(name).exists()
 

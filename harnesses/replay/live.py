@@ -37,6 +37,7 @@ MAX_ENGINES: Final = 1_024
 async def play(
     bus: Bus,
     workload: Workload,
+    engines: Mapping[str, CapabilitiesReported],
     *,
     load: float,
     seed: int,
@@ -48,13 +49,13 @@ async def play(
 
     Args:
         workload: what to play; ``load`` and ``seed`` are only recorded.
+        engines: where, as ``find_engines`` tells.
         tenant: whose requests they are.
 
     Raises:
         ConfigError: no engine can be reached, or one has blocks of another size.
         PluginError: one has an endpoint for which no client is installed.
     """
-    engines = await find_engines(bus, tenant)
     check_engines(engines, workload, tenant)
     clients = {name: client_of(name, told.endpoint) for name, told in engines.items()}
     epoch = new_epoch()

@@ -58,7 +58,8 @@ def make(
     from ``seed``, or as often as keeps an engine busy (``arrivals.fitting_rate``), and a turn
     follows the one before it after a pause that is drawn as well.
 
-    ``block_size``, a multiple of the trace's, makes one block of several of its own.
+    ``block_size``, a multiple of the trace's, makes one block of several of its own; a part of it
+    makes several of one.
 
     Raises:
         ConfigError: a parameter cannot be used, nothing is left, the trace ends before the layer
@@ -235,14 +236,15 @@ class _Hashes:
     def __init__(self, trace: Trace, source: str, block_size: int | None) -> None:
         own = trace.block_size
         self.block_size = own if block_size is None else block_size
-        bare = all(request.blocks is None for request in trace.requests)
-        if self.block_size < 1 or (self.block_size % own and not bare):
+        fits = self.block_size > 0 and not (self.block_size % own and own % self.block_size)
+        if not fits and any(request.blocks is not None for request in trace.requests):
             raise ConfigError(
                 f"{source}: block size: got {self.block_size}, expected a multiple of the trace's "
-                f"{own}"
+                f"{own}, or what divides it"
             )
         self._format = trace.format
         self._group = max(1, self.block_size // own)
+        self._parts = max(1, own // self.block_size)
         self._known: dict[tuple[int | None, tuple[int, ...]], int] = {}
 
     def of(self, place: int, request: TracedRequest) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -253,9 +255,17 @@ class _Hashes:
         if request.blocks is None:
             contents = (f"{self._format} {place} {block}".encode() for block in range(full))
             return tuple(chain_all(contents)), ()
-        ids = (*request.blocks[: full * self._group], *request.output_blocks)
-        hashes = self._chained(ids)
-        return hashes[:full], hashes[full:]
+        # Where what an answer fills is known, the blocks of its prompt are full ones alone.
+        hashes = self._chained(self._divided((*request.blocks, *request.output_blocks)))
+        return hashes[:full], hashes[full:] if request.output_blocks else ()
+
+    def _divided(self, ids: Sequence[int]) -> Sequence[int]:
+        """The ids of the parts of blocks; a part is known by its block's id and its own place."""
+        if self._parts == 1:
+            return ids
+        return [
+            part for each in ids for part in range(each * self._parts, (each + 1) * self._parts)
+        ]
 
     def _chained(self, ids: Sequence[int]) -> tuple[int, ...]:
         # An id may name its whole prefix already. To chain the ids all the same costs nothing, and
@@ -273,7 +283,10 @@ class _Hashes:
 
 
 def _content(ids: Sequence[int]) -> bytes:
-    return b"".join(each.to_bytes(8, "little", signed=each < 0) for each in ids)
+    # Ids of a trace have 64 bits; those of parts may have more, and made ones are below 0.
+    sizes = (8 if 0 <= each < 1 << 64 else 16 for each in ids)
+    pairs = zip(ids, sizes, strict=True)
+    return b"".join(each.to_bytes(size, "little", signed=each < 0) for each, size in pairs)
 
 
 def _too_long(

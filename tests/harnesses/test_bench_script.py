@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hear.blocks import hash_tokens
 from hear.errors import ConfigError
-from hear.harnesses.bench.script import Script, Shape, generate, load, save
+from hear.harnesses.bench.script import Script, Shape, generate, load, of_workload, save
+from hear.harnesses.replay.workload import Session, Turn, Workload
 
 SMALL = Shape(sessions=3, turns=2, context_tokens=(20, 40), question_tokens=4, output_tokens=3)
 
@@ -93,7 +94,7 @@ def _spoilt(**changes: Any) -> str:
         ('[{"name": "x", "seed": 1, "sessions": []}]', "no session"),
         (_spoilt(token_ids=[1, 2]), "expected 1 to the 2 of its session"),
         (_spoilt(token_ids=[-1]), "holds no workload of hear bench"),
-        (_spoilt(turns=[]), "a prompt of 0 tokens"),
+        (_spoilt(turns=[]), "has no turn"),
         (_spoilt(id="scbench-small-001"), "is there twice"),
     ],
 )
@@ -112,3 +113,42 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
 def test_a_script_is_small_enough_to_keep() -> None:
     assert len(msgspec.json.encode(generate(1))) < 500_000
     assert isinstance(generate(1), Script)
+
+
+def test_a_trace_becomes_a_script_whose_prompts_have_in_common_what_they_have_in_truth(
+    tmp_path: Path,
+) -> None:
+    def turn(blocks: tuple[int, ...], tokens: int, **more: Any) -> Turn:
+        return Turn(prompt_tokens=tokens, output_tokens=3, prompt_hashes=blocks, **more)
+
+    workload = Workload(
+        name="trace",
+        block_size=16,
+        sessions=(
+            Session(id="a", turns=(turn((1, 2), 40, at_s=0.5), turn((1, 2, 3), 50, think_s=2.0))),
+            Session(id="b", turns=(turn((1, 9), 33, after=(("a", 1),)),), parent="a"),
+        ),
+        remarks=("said",),
+    )
+    script = of_workload(workload, seed=7)
+    save([script], tmp_path / "w.json")
+    assert load(tmp_path / "w.json") == (script,)
+    made = script.workload(8, _hashes)
+    assert made.remarks == ("said",)
+    (first, second), (other,) = (session.turns for session in made.sessions)
+    assert [len(t.prompt_token_ids) for t in (first, second, other)] == [40, 50, 33]
+    assert second.prompt_token_ids[:32] == first.prompt_token_ids[:32]
+    assert second.prompt_token_ids[32:40] != first.prompt_token_ids[32:]
+    assert other.prompt_token_ids[:16] == first.prompt_token_ids[:16]
+    assert other.prompt_token_ids[16:32] != first.prompt_token_ids[16:32]
+    assert len(second.prompt_hashes) == 6
+    assert (first.at_s, second.think_s, other.after) == (0.5, 2.0, (("a", 1),))
+    assert made.sessions[1].parent == "a"
+    assert len(script.longest_prompt) == 50
+
+
+def test_a_trace_of_too_many_tokens_is_no_script() -> None:
+    turns = (Turn(prompt_tokens=15_000_000, output_tokens=1, prompt_hashes=()),) * 2
+    workload = Workload(name="t", block_size=16, sessions=(Session(id="a", turns=turns),))
+    with pytest.raises(ConfigError, match="got prompts of 30,000,000 tokens in all, expected at"):
+        of_workload(workload, seed=1)

@@ -12,11 +12,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from hear.errors import ConfigError
+from hear.harnesses import play_command
 from hear.harnesses.replay.plan import Source
 from hear.harnesses.replay.runner import replay
 from hear.harnesses.replay.traces import formats
 from hear.harnesses.replay.traces.trace import Budget, Trace
 from hear.harnesses.replay.workload import Session, Turn, Workload
+from hear.messages import CapabilitiesReported
 
 
 def written(path: Path, *lines: dict[str, Any] | str) -> Path:
@@ -113,6 +115,26 @@ def test_blocks_are_made_larger_if_asked(tmp_path: Path) -> None:
     assert one[2] != other[2]
     with pytest.raises(ConfigError, match="block size: got 24, expected a multiple of the trace's"):
         load(path, block_size=24)
+
+
+def test_blocks_are_made_smaller_if_asked(tmp_path: Path) -> None:
+    """What prompts have in common stays so, in whole blocks of the trace."""
+    lines = [row([1, 2, 3], 1100, timestamp=0), row([1, 2, 4], 1500, timestamp=1)]
+    cut = load(written(tmp_path / "t.jsonl", *lines), block_size=16, session_rule="none")
+    one, other = (each.turns[0].prompt_hashes for each in cut.sessions)
+    assert (len(one), len(other)) == (1100 // 16, 1500 // 16)
+    assert one[:64] == other[:64]
+    assert not set(one[64:]) & set(other[64:])
+
+
+def test_a_trace_is_played_in_blocks_of_the_engines(tmp_path: Path) -> None:
+    source = Source(name="trace", trace=str(written(tmp_path / "t.jsonl", TIMED)))
+
+    def fitted(*sizes: int) -> int | None:
+        engines = {f"e{n}": CapabilitiesReported(block_size=size) for n, size in enumerate(sizes)}
+        return play_command._fitting(source, engines).block_size
+
+    assert (fitted(16, 16), fitted(), fitted(16, 32)) == (16, None, None)
 
 
 AGENTIC_ROWS = (

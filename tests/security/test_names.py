@@ -119,8 +119,9 @@ async def test_an_endpoint_on_the_bus_runs_nothing_in_who_plays(
     workload = scbench.generate("fitted", sessions=2, seed=1)
     async with MemoryBus() as bus, trio.open_nursery() as nursery:
         nursery.start_soon(keep_telling, bus, capabilities(endpoint))
+        engines = await find_engines(bus)
         with pytest.raises((PluginError, ConfigError)) as caught:
-            await play(bus, workload, load=100, seed=1, loop="closed")
+            await play(bus, workload, engines, load=100, seed=1, loop="closed")
         nursery.cancel_scope.cancel()
     said = words_of(caught.value)
     assert not trap.mark.exists()

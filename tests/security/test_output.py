@@ -39,7 +39,7 @@ from hear.harness_view import HarnessView
 from hear.harnesses import play_command
 from hear.harnesses.replay.report import page
 from hear.harnesses.replay.table import print_results
-from hear.messages import Key, QueueChanged, RequestDescribed
+from hear.messages import CapabilitiesReported, Key, QueueChanged, RequestDescribed
 from hear.policies import runner
 from hear.policies.runner import PolicyRunner
 from tests.buses.nng_peers import Net, tenants
@@ -265,7 +265,12 @@ def test_the_result_of_play(name: str, monkeypatch: pytest.MonkeyPatch, capsys: 
         await trio.lowlevel.checkpoint()
         return row(operations={name: 3}), [f"engine {name} gave {name}"]
 
+    async def found(*_: Any, **__: Any) -> dict[str, CapabilitiesReported]:
+        await trio.lowlevel.checkpoint()
+        return {}
+
     monkeypatch.setattr(play_command, "connected", joined)
+    monkeypatch.setattr(play_command, "find_engines", found)
     monkeypatch.setattr(play_command, "play", played)
     assert cli.main(["play", "scbench", "--bus", "ipc:///tmp/nobody"]) == 1
     assert "turns served" in said(capsys)
