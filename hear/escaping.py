@@ -56,6 +56,14 @@ def shortened(text: str, limit: int = MAX_CELL) -> str:
     return text if len(text) <= limit else text[: limit - len(_ELLIPSIS)] + _ELLIPSIS
 
 
+def ends(text: str, limit: int) -> str:
+    """A printable text, or its beginning and its end where ids differ, in ``limit`` characters."""
+    if len(text) <= limit:
+        return text
+    end = max(limit - 1, 0) // 2
+    return f"{text[: limit - 1 - end]}…{text[len(text) - end :]}"
+
+
 def cell(text: str, limit: int = MAX_CELL) -> str:
     """A name in a table or on a screen: printable, and no longer than its place."""
     # Cut first, so that a long text costs no more than a short one, and again since names are long.

@@ -34,6 +34,9 @@ _KEYS = "q quit   tab next pane   / filter   p pause   enter messages of a reque
 _JOIN_WITHIN_S = 30.0
 _MIN_TIMELINE = 16
 _COLUMNS = ("request", "context", "engine", "state", "prio", "timeline")
+_NUM_NAMES = 3
+"""So many of the columns are names, which may be long."""
+_MIN_NAME = 7
 
 
 class Source(Protocol):
@@ -253,11 +256,11 @@ class TapScreen(App[None]):
         chosen = [r for r in picture.requests if self._wants(r)]
         requests = chosen[:MAX_ROWS]
         span = drawing.span_s(requests, picture.now)
-        width = self._timeline_width(requests)
+        limits, width = self._widths(requests)
         right = self.screen_stack[0].query_one("#right", Vertical)
         right.border_title = f"requests {len(requests)} of {len(picture.requests)}"
         right.border_subtitle = drawing.legend(span).markup
-        rows = {r.id: _row(r, picture.now, span, width) for r in requests}
+        rows = {r.id: _row(r, picture.now, span, limits, width) for r in requests}
         if list(rows) != self._rows:
             self._replace_rows(rows)
             return
@@ -287,12 +290,21 @@ class TapScreen(App[None]):
         texts = (request.id, request.context, request.engine, request.role, request.status)
         return not wanted or any(wanted in text.lower() for text in texts)
 
-    def _timeline_width(self, requests: Sequence[RequestPicture]) -> int:
-        longest = [len(column) for column in _COLUMNS[:-1]]
+    def _widths(self, requests: Sequence[RequestPicture]) -> tuple[list[int], int]:
+        """How wide each column before the timeline is, and how wide that one.
+
+        The longest names give way until all columns fit: ``enter`` shows a request's whole id.
+        """
+        widths = [len(column) for column in _COLUMNS[:-1]]
         for request in requests:
-            longest = [max(a, len(b)) for a, b in zip(longest, _texts(request), strict=True)]
-        room = self._table.size.width - sum(longest) - 2 * len(_COLUMNS) - 2
-        return max(room, _MIN_TIMELINE)
+            widths = [max(a, len(b)) for a, b in zip(widths, _texts(request), strict=True)]
+        room = self._table.size.width - 2 * len(_COLUMNS) - 2
+        while sum(widths) > room - _MIN_TIMELINE and self._table.size.width:  # once it is laid out
+            longest = widths.index(max(widths[:_NUM_NAMES]))
+            if widths[longest] <= _MIN_NAME:
+                break
+            widths[longest] -= 1
+        return widths, max(room - sum(widths), _MIN_TIMELINE)
 
 
 def _texts(request: RequestPicture) -> tuple[str, str, str, str, str]:
@@ -302,8 +314,11 @@ def _texts(request: RequestPicture) -> tuple[str, str, str, str, str]:
     return id, context, engine, status, priority
 
 
-def _row(request: RequestPicture, now: float, span: float, width: int) -> tuple[Text, ...]:
-    id, context, engine, status, priority = _texts(request)
+def _row(
+    request: RequestPicture, now: float, span: float, limits: Sequence[int], width: int
+) -> tuple[Text, ...]:
+    texts = zip(_texts(request), limits, strict=True)
+    id, context, engine, status, priority = (escaping.ends(text, limit) for text, limit in texts)
     return (
         Text(id, "bold" if request.active else ""),
         Text(context),

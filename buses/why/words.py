@@ -21,6 +21,7 @@ WORDS: Final = {
     "outranked": "another policy's control prevailed",
     "renewed": "a later control of the same policy took over",
     "released": "it was released",
+    "no_blocks": "the context has no full block to keep",
     "replaced": "a later control of the same policy took over before it took hold",
     "request_gone": "the request had ended",
     "deadline": "its deadline passed before the effect was there",

@@ -1,6 +1,7 @@
 """Rules on retention: a lease that ranks blocks under pressure, ends, and never blocks service."""
 
 import math
+from dataclasses import replace
 
 import trio
 
@@ -238,3 +239,41 @@ async def release_of_what_waits(factory: EngineFactory) -> None:
             require(b.outcome(sent) is None, "it is not released before its request was served")
         await b.result(waiting)
         await b.end_of(sent, "completed")
+
+
+@rule(
+    "HEAR-LEASE-14",
+    "A lease on a context without a full block ends at once, or as its request does",
+    LEASE,
+    needs=NEEDS,
+)
+async def lease_on_no_blocks(factory: EngineFactory) -> None:
+    async with bench(factory) as b:
+        lease_s = min(10 * b.engine.patience_s, b.capabilities.max_lease_s or math.inf)
+        async with b.busy():
+            waiting = await b.launch(b.request("r", context="short", num_blocks=0))
+            early = b.send(Retain(lease_s=lease_s), context="short")
+            await b.accepted(early)
+            await b.quiet()
+            require(b.outcome(early) is None, "its request may bring it blocks")
+        await b.result(waiting)
+        await b.end_of(early, "completed", "no_blocks")
+        late = b.send(Retain(lease_s=lease_s), context="short")
+        await b.end_of(late, "completed", "no_blocks")
+
+
+@rule(
+    "HEAR-LEASE-15",
+    "Release leaves the blocks with which another context begins, too, where use has put them",
+    LEASE,
+    needs=("release",),
+)
+async def release_of_what_is_shared(factory: EngineFactory) -> None:
+    async with bench(factory) as b:
+        shared = await _serve(b, "one")
+        older = await _serve(b, "older")
+        same = replace(b.request("other-0", context="one", num_blocks=b.quarter), context="other")
+        await b.result(await b.launch(same))
+        await b.end_of(b.send(Release(), context="one"), "completed")
+        first = await _first_to_go(b, older, shared)
+        require(first == "older", f"what was used last goes last, not {first} first")

@@ -17,6 +17,7 @@ from hear.control_reader import ControlReader
 from hear.engines.desk import Desk
 from hear.engines.leases import LeaseBook
 from hear.engines.retention import Retention
+from hear.engines.shared_prefixes import SharedPrefixes
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.controls import Controls
 from hear.engines.simulated.kv_cache import KvCache
@@ -238,6 +239,22 @@ def what_runs_is_released_in_words_only(patch: pytest.MonkeyPatch) -> None:
 @breaks("HEAR-LEASE-13")
 def what_waits_is_released_before_it_is_served(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Retention, "arrived", lambda self, name: None)
+
+
+@breaks("HEAR-LEASE-14")
+def a_lease_on_nothing_stands_for_its_time(patch: pytest.MonkeyPatch) -> None:
+    retain = Retention.retain
+
+    def kept(self: Retention, operation: Operation, now: float) -> Verdict:
+        verdict = retain(self, operation, now)
+        return Verdict("accepted", standing=True) if verdict.reason == "no_blocks" else verdict
+
+    patch.setattr(Retention, "retain", kept)
+
+
+@breaks("HEAR-LEASE-15")
+def what_is_shared_is_released_too(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SharedPrefixes, "shared", lambda self, context, blocks: 0)
 
 
 @breaks("HEAR-LEASE-2")

@@ -105,15 +105,30 @@ def test_engines_decisions_requests_rates_and_losses_are_on_the_screen(
     play(scene, size=size)
 
 
-def test_every_request_row_holds_the_whole_id() -> None:
-    long = "a-request-with-a-very-long-name/of-a-workflow-1764504590123/4711"
-    [first, *rest] = a_picture().requests
-    picture = replace(a_picture(), requests=(replace(first, id=long), *rest))
+UUIDS = [f"{digit * 8}-1111-4222-8333-{other * 12}" for digit in "3af" for other in "9c"]
+
+
+@pytest.mark.parametrize("size", [NARROW, (120, 30), WIDE])
+def test_long_ids_leave_room_for_all_columns_and_stay_distinct(size: tuple[int, int]) -> None:
+    known = a_picture().requests[: len(UUIDS)]
+    requests = [
+        replace(request, id=id, context=f"c{id[1:]}", engine=f"engine-{id}")
+        for request, id in zip(known, UUIDS, strict=True)
+    ]
+    picture = replace(a_picture(), requests=tuple(requests))
 
     async def scene(app: TapScreen, pilot: "Pilot[None]", source: Source) -> None:
-        assert long in said(app)
+        shown = await shows(app, pilot, "│")
+        head = next(line for line in shown.splitlines() if "request" in line and "prio" in line)
+        assert all(name in head for name in ("context", "engine", "state", "timeline"))
+        for id in UUIDS:
+            row = next(r for r in shown.splitlines() if re.search(rf" {id[:3]}\S*{id[-3:]} ", r))
+            assert "│" in row.rstrip()[:-1]  # now, within the border
+        await pilot.press("enter")
+        await shows(app, pilot, UUIDS[0])
+        assert UUIDS[0] in said(app)
 
-    play(scene, picture=picture)
+    play(scene, picture=picture, size=size)
 
 
 def test_a_new_picture_is_drawn_and_an_old_one_is_not_drawn_again() -> None:
