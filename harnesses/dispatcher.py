@@ -45,7 +45,13 @@ from hear.subjects import stem
 _log = structlog.get_logger("hear.dispatcher")
 
 ROUTE_WAIT_S = 0.005
-"""How long a request waits for a first route."""
+"""How long a request waits for a first route where nobody routes."""
+
+ROUTED_WAIT_S = 0.05
+"""How long it waits while somebody does: a policy on a busy machine takes some milliseconds."""
+
+ROUTED_S = 10.0
+"""For how long after a route somebody is taken to route."""
 
 SETTLE_S = 0.001
 """How long after the first route others may still prevail over it."""
@@ -97,7 +103,8 @@ class Dispatcher:
             ranks: the rank of policies (by source) in arbitration; higher prevails.
             tenant: whose requests it sends on, and whose routes it hears.
             epoch: the incarnation of ``name``, as for a worker.
-            route_wait_s: how long at most a request waits for routes.
+            route_wait_s: how long at most a request waits for routes; ``ROUTED_WAIT_S`` at
+                least, if one came within the last ``ROUTED_S``.
             settle_s: how long, within that, it waits after the first.
             out_s: for how long an engine that could not serve a request is not asked again.
 
@@ -117,6 +124,7 @@ class Dispatcher:
         self._sequencer = Sequencer(name, epoch, tenant)
         self._intake = Intake(engine=name, controls=("route",), ranks=ranks, epoch=epoch)
         self._route_wait_s = route_wait_s
+        self._routed_s = -inf  # when the last route came
         self._settle_s = settle_s
         self._out_s = out_s
         self._out: dict[str, float] = {}  # engines that are out, until when
@@ -241,7 +249,10 @@ class Dispatcher:
         if not self._listening:
             await trio.lowlevel.checkpoint()
             return
-        with trio.move_on_after(self._route_wait_s):
+        wait_s = self._route_wait_s
+        if trio.current_time() - self._routed_s < ROUTED_S:
+            wait_s = max(wait_s, ROUTED_WAIT_S)
+        with trio.move_on_after(wait_s):
             await held.routed.wait()
             await trio.sleep(self._settle_s)
 
@@ -294,6 +305,7 @@ class Dispatcher:
     def _apply(self, operation: Operation) -> Verdict:
         if isinstance(operation.control, Cancel | Withdraw):
             return Verdict("completed")  # what it ends was reverted before
+        self._routed_s = trio.current_time()
         held = self._held[operation.key.request or ""]
         if held.engine is not None:
             return Verdict("rejected", "already_routed", held.engine)

@@ -31,7 +31,9 @@ def to_stderr(level: str = "info") -> None:
             logging.getLevelNamesMapping()[level.upper()]  # older versions know no names
         ),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        # A logger that was used before would keep writing as it was set up then: behind the screen
+        # of hear tap, for one.
+        cache_logger_on_first_use=False,
     )
     # What libraries log reaches standard error as well, unless somebody has set it up otherwise.
     if logging.lastResort is not None:

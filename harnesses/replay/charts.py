@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from hear.escaping import printable
+from hear.escaping import ends, printable
 
 Point = tuple[float, float]
 
@@ -253,7 +253,7 @@ def bar_chart(groups: Sequence[tuple[str, Sequence[Bar]]], *, scale: Scale, labe
     for heading, bars in groups:
         if heading:
             parts.append(f'<text class="group" x="-8" y="{y + 15}" text-anchor="end">')
-            parts.append(f"{escape(heading)}</text>")
+            parts.append(f"{escape(ends(printable(heading), MAX_NAME))}</text>")
             y += row
         for bar in bars:
             parts.append(_bar(bar, y, scale))
@@ -267,16 +267,20 @@ def bar_chart(groups: Sequence[tuple[str, Sequence[Bar]]], *, scale: Scale, labe
     )
 
 
+MAX_NAME: Final = 40
+"""Characters of a name left of a bar; of a longer one its beginning and its end stand there."""
+
+
 def gutter(names: Iterable[str]) -> int:
     """Pixels that the longest name takes left of a bar chart."""
-    return round(max(map(len, names), default=0) * 6.3) + 14
+    return round(min(max(map(len, names), default=0), MAX_NAME) * 6.3) + 14
 
 
 def _bar(bar: Bar, y: int, scale: Scale) -> str:
     middle = y + 10
     name = (
         f'<text class="name" x="-8" y="{middle}" dy=".34em" text-anchor="end">'
-        f"{escape(bar.name)}</text>"
+        f"{escape(ends(printable(bar.name), MAX_NAME))}</text>"
     )
     if bar.value is None:
         rest = f'<text class="value" x="0" dx="6" y="{middle}" dy=".34em">no data</text>'
@@ -300,7 +304,8 @@ def _bar(bar: Bar, y: int, scale: Scale) -> str:
         f'<text class="value" x="{_percent(end)}" dx="6" y="{middle}" dy=".34em">'
         f"{escape(bar.text)}</text>"
     )
-    tip = f"<title>{escape(bar.tip)}</title>" if bar.tip else ""
+    tip = bar.tip or (bar.name if len(bar.name) > MAX_NAME else "")
+    tip = f"<title>{escape(tip)}</title>" if tip else ""
     return f'<g class="{escape(bar.style)}">{tip}{name}{"".join(shapes)}{text}</g>'
 
 

@@ -6,12 +6,11 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import structlog
 import trio
 
 from hear import cli, codec, connection
@@ -24,12 +23,6 @@ from hear.messages import Envelope, Key, OperationOutcome, QueueChanged, QueueSn
 from hear.recording import Header, Heard, Noted, Recording
 
 KEY = Key(engine="e")
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 class File:

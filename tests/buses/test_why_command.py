@@ -2,12 +2,11 @@
 
 import argparse
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import structlog
 import trio
 from msgspec.structs import replace
 
@@ -19,12 +18,6 @@ from hear.messages import Envelope, Key, QueueChanged, RequestDescribed, Request
 from hear.messages import WaitingRequest as Waiting
 from hear.recording import Header, Recorder
 from hear.subjects import Matcher, subject
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 class RememberingMemoryBus(MemoryBus):

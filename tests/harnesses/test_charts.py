@@ -1,16 +1,20 @@
 """Charts: scales with round ticks, and lines of few points that keep every peak."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hear.harnesses.replay.charts import (
+    MAX_NAME,
     Bar,
     Curve,
     Scale,
     bar_chart,
     downsample,
     from_zero,
+    gutter,
     line_chart,
     logarithmic,
     short,
@@ -87,3 +91,14 @@ def test_a_bar_is_as_long_as_its_value_and_says_it() -> None:
     assert '<line class="whisker" x1="20.00%" x2="30.00%"' in chart
     assert "a &amp; b" in chart
     assert ">25.0</text>" in chart
+
+
+def test_a_long_name_left_of_a_bar_is_cut_in_its_middle_and_whole_in_its_tip() -> None:
+    long = "cache-aware + " + "x" * 60 + " + session-aware"
+    chart = bar_chart([("", [Bar(long, "p0", 1.0, "1")])], scale=Scale(0, 1), label="l")
+    drawn = re.findall(r'<text class="name"[^>]*>([^<]*)<', chart)[0]
+    assert len(drawn) == MAX_NAME
+    assert drawn.startswith("cache-aware")
+    assert drawn.endswith("session-aware")
+    assert f"<title>{long}</title>" in chart
+    assert gutter([long]) == gutter(["x" * MAX_NAME]) > gutter(["fcfs"])

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from hear import cli
 from hear.harnesses.replay import command
@@ -49,12 +48,6 @@ FIELDS = [
 ]
 SMALL = ["replay", "mooncake", "--window", "0:60", "--load", "5"]
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

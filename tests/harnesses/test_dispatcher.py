@@ -16,7 +16,7 @@ from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.errors import BusError, ConfigError, EngineError, UnservedError
-from hear.harnesses.dispatcher import ROUTE_WAIT_S, SETTLE_S, Dispatcher
+from hear.harnesses.dispatcher import ROUTE_WAIT_S, ROUTED_S, SETTLE_S, Dispatcher
 from hear.messages import (
     DEFAULT_TENANT,
     Cancel,
@@ -256,6 +256,28 @@ async def test_a_route_after_the_request_has_gone_to_an_engine_is_rejected(
         after = p.route("c", source="other")
         await trio.testing.wait_all_tasks_blocked()
         assert p.end(after)[:2] == ("failed", "request_gone")
+
+
+async def test_where_somebody_routes_a_request_waits_longer_for_its_route(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with pool() as p:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(p.where, "first")
+            await trio.sleep(0.02)
+            late = p.route("c", request="first")
+        assert p.outcomes(late) == [("rejected", "already_routed", "a")]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(p.where, "second")
+            await trio.sleep(0.02)
+            in_time = p.route("c", request="second")
+        assert p.end(in_time)[0] == "completed"
+        assert "second" in p.engines["c"].sent
+        await trio.sleep(ROUTED_S)
+        begun = trio.current_time()
+        await p.where("third")
+        sent_s = next(each.sent["third"] for each in p.engines.values() if "third" in each.sent)
+        assert sent_s == pytest.approx(begun + ROUTE_WAIT_S)
 
 
 async def test_a_route_that_is_delivered_twice_acts_once_and_is_answered_the_same(

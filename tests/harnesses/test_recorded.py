@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import structlog
 
 from hear import cli
 from hear.blocks import pack
@@ -226,12 +225,6 @@ def test_a_recording_that_was_cut_off_is_served_as_far_as_it_goes(tape: Tape) ->
 
 
 # -- the command ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> object:
-    yield
-    structlog.reset_defaults()
 
 
 def test_a_replay_can_be_recorded_explained_and_served_again(

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -52,14 +52,6 @@ from tests.security.hostile import FORGED, NAMES, check, check_json, recorded, s
 Capsys = pytest.CaptureFixture[str]
 
 hostile = pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(None)
 
 
 def said(capsys: Capsys, *, longest: int = 10_000) -> str:
