@@ -7,6 +7,7 @@ may say where it should go; if none does, or there is no bus, it goes where it w
 without them: to the engines in turn. It must not know what makes an engine a good choice.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as replaced
 from math import inf
@@ -128,6 +129,8 @@ class Dispatcher:
         self._settle_s = settle_s
         self._out_s = out_s
         self._out: dict[str, float] = {}  # engines that are out, until when
+        self.unserved: Counter[str] = Counter()
+        """Of each engine the requests that it could not serve, and others were asked to."""
         self._out_moved = trio.Event()
         self._held: dict[str, _Held] = {}
         self._turn = 0
@@ -201,6 +204,7 @@ class Dispatcher:
     # -- engines that are out -----------------------------------------------------------------
 
     def _put_out(self, engine: str, client: InferenceClient, why: str) -> None:
+        self.unserved[engine] += 1
         if self._engines.get(engine) is not client:
             return  # it was taken away meanwhile, or another has its name
         was_out = engine in self._out

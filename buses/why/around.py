@@ -15,6 +15,7 @@ from hear.delivery import Arrival, GapDetector
 from hear.errors import RemoteProtocolError
 from hear.kept import Kept
 from hear.messages import (
+    CapabilitiesReported,
     Envelope,
     Key,
     PressureReported,
@@ -61,6 +62,7 @@ class Around:
         if description is not None:
             self.depends_on = dict.fromkeys(description.depends_on)
         self._block_size = description.block_size if description is not None else 0
+        self.capabilities: CapabilitiesReported | None = None
         self._found: Blocks | None = None
         self.at_arrival: int | None = None
         self.at_start: int | None = None
@@ -148,6 +150,8 @@ class Around:
         served = self.line.started_s is not None
         message = opened_body(envelope)
         match message:
+            case CapabilitiesReported():
+                self.capabilities = message
             case QueueChanged():
                 if arrival is Arrival.GAP and self._waits:
                     self.gaps.append((time_s, "some changes of the queue were not heard"))

@@ -14,6 +14,7 @@ import msgspec
 from hear.buses.why.around import Around
 from hear.buses.why.facts import Answer, Asked, Bound, Crowd, Story
 from hear.buses.why.line import Line, opened_body
+from hear.compatibility import differences, in_words
 from hear.errors import ConfigError
 from hear.messages import (
     BoundWait,
@@ -195,7 +196,11 @@ def _told(about: _About, around: Around, clock: str) -> Story:
         passed=tuple(line.passed),
         bound=_bound(about, line, arrived_s),
         asked=_asked(about, around),
-        blocks=around.blocks() if description and description.prefix_hashes else None,
+        blocks=(
+            around.blocks()
+            if description and description.prefix_hashes and not _mismatch(about, around)
+            else None
+        ),
         unknown=tuple(_unknown(about, around, origin_s)),
     )
 
@@ -266,6 +271,14 @@ def _fields(control: Control) -> dict[str, Any]:
     }
 
 
+def _mismatch(about: _About, around: Around) -> str:
+    """What its harness and its engine use differently, so that its hashes say nothing there."""
+    if about.description is None:
+        return ""
+    differing = differences(about.description, around.capabilities)
+    return in_words(differing, "its harness", about.key.engine or "its engine")
+
+
 def _unknown(about: _About, around: Around, origin_s: float) -> Iterable[str]:
     def at(time_s: float) -> str:
         return f"{time_s - origin_s:+.3f} s"
@@ -275,6 +288,8 @@ def _unknown(about: _About, around: Around, origin_s: float) -> Iterable[str]:
         yield "what it was to be: it was not described, or before the first message that was heard"
     elif not described.prefix_hashes and described.prompt_tokens >= (described.block_size or 1):
         yield "what of it could be reused: its blocks were not named"
+    elif mismatch := _mismatch(about, around):
+        yield f"what of it could be reused: its hashes name no blocks of its engine: {mismatch}"
     elif about.arrivals and around.at_arrival is None:
         yield "what of it its engine held when it came"
     if about.end is None:

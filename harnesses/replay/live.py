@@ -71,6 +71,7 @@ async def play(
     async with trio.open_nursery() as nursery, reached(bus, clients, tenant) as cluster:
         await nursery.start(run.audit.run, bus)
         await run.play(cluster)
+        unserved = {} if cluster.pool is None else dict(cluster.pool.unserved)
         nursery.cancel_scope.cancel()
     row = make_row(
         run.turns,
@@ -86,6 +87,10 @@ async def play(
         engine_names=engines,
         notes=[
             *run.audit.notes(),
+            *(
+                f"{engine} could not serve {count:,} requests, and others were asked"
+                for engine, count in sorted(unserved.items())
+            ),
             *([] if run.audit.sources else ["no policy asked for anything while this was played"]),
         ],
         guard_violations=run.audit.guard_violations,

@@ -15,7 +15,7 @@ from hear.buses.why.facts import Passed, Story
 from hear.buses.why.story import find_story
 from hear.buses.why.telling import sentences
 from hear.buses.why.timeline import timeline
-from hear.codec import open_body
+from hear.codec import encode_body, open_body
 from hear.delivery import Sequencer
 from hear.errors import ConfigError
 from hear.harnesses.replay import mooncake
@@ -68,6 +68,30 @@ def run() -> Run:
 
 def some(run: Run) -> Iterable[TurnRecord]:
     return list(run.turns.values())[::6]
+
+
+def test_a_description_that_does_not_fit_its_engine_is_said_so_and_its_reuse_unknown(
+    run: Run,
+) -> None:
+    """As of a harness that hashes in another way: no block of it is ever found."""
+    turn = next(turn for turn in some(run) if turn.prompt_tokens > 2_000)
+
+    def other(record: Record) -> Record:
+        if not isinstance(record, Heard) or record.envelope.kind != "request_described":
+            return record
+        described = open_body(record.envelope)
+        assert isinstance(described, RequestDescribed)
+        changed = msgspec.structs.replace(described, hash_scheme="theirs-64", block_size=16)
+        envelope = msgspec.structs.replace(record.envelope, body=encode_body(changed))
+        return record._replace(envelope=envelope)
+
+    records = [other(record) for record in run.records]
+    story = find_story(lambda naming: records, turn.request, clock="virtual")
+    told = " ".join(sentences(story))
+    assert story.blocks is None
+    assert "block size: its harness uses 16, engine0 512" in told
+    assert "hash scheme: its harness uses theirs-64, engine0 hear-blake2b-64" in told
+    assert "hash scheme" not in " ".join(sentences(run.story(turn.request)))
 
 
 # -- against what the clients saw ----------------------------------------------------------------

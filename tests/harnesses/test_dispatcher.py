@@ -353,6 +353,7 @@ async def test_a_request_that_an_engine_cannot_have_served_goes_to_the_next_targ
         await trio.sleep(1.5)
         assert told == ["c", "b"]
         assert "r" in p.engines["b"].sent
+        assert p.dispatcher.unserved == {"c": 1}
 
 
 async def test_an_engine_that_is_out_is_no_target_and_not_asked_for_a_while(
