@@ -2,11 +2,8 @@
 
     python -m benchmarks.soak --hours 24
 
-Two simulated engines behind a pool serve agents that come and go: sessions of one to six turns, of
-which some are never closed, some requests are described and never sent, and some clients hang up.
-Each hour a tenant comes with a policy of its own and leaves; every second hour an engine joins the
-bus, crashes once, and leaves, and the harness goes on describing requests for it. No name is ever
-used twice. Cache-Aware, Guard-40 and Session-Aware stay all day.
+Two simulated engines behind a pool, under Cache-Aware, Guard-40 and Session-Aware, serve the agents
+of ``benchmarks.day`` on a bus that loses messages, through every fault that is there.
 
 After two hours of that, and again at the end, the harness is silent for two hours, so that leases,
 deadlines and spans of remembering end. The sizes of all tables of HEAR's objects are then compared:
@@ -21,27 +18,15 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Collection
-from random import Random
 from typing import Any, Final
 
 import trio
 import trio.testing
 
-from hear.blocks import chain_all, pack
-from hear.cluster import Cluster, running
-from hear.engines.simulated.backend import SimulatedEngine
-from hear.engines.simulated.profile import load_profile
-from hear.engines.worker import EngineWorker
-from hear.errors import EngineError
-from hear.harnesses.session import HarnessSession
+from benchmarks.day import BLOCK, PROFILE, Day, FaultyBus
+from hear.cluster import running
 from hear.kept import Kept
-from hear.messages import ContextClosed, ContextOpened, RequestDescribed
-from hear.policies.guard import Guard
-from hear.policies.runner import PolicyRunner
-from hear.seams import InferenceRequest
 
-BLOCK: Final = 512
-PROFILE: Final = "h100-qwen3-8b"
 POLICIES: Final = "cache-aware+guard:40+session-aware"
 WARM_UP_H: Final = 2.0
 QUIET_H: Final = 2.0
@@ -60,6 +45,10 @@ BOUNDED: Final = {
     "EvictionOrder._heap": "blocks of a cache",
     "KvCache._parents": "blocks of a cache",
     "ResidencyDirectory._children": "blocks of a cache",
+    "ResidencyDirectory._unreachable": "blocks of a cache",
+    "Preferences._heap": "as many as a policy has open, and 1,024",
+    "MemoryBus._providers": "five a tenant of an engine, which has at most 256",
+    "Sequencer._seqs": "what a source says to a tenant of an engine, which has at most 256",
     "ContextView.gaps_s": "pauses, at most 1,000 of a context that a view has",
     "HarnessView.contexts": "contexts of which something was heard within six hours",
     "HarnessView._closed": "contexts that were closed of late",
@@ -67,7 +56,7 @@ BOUNDED: Final = {
     "Intake._gone": "requests that ended within a minute before the last one",
     "Outbox._timers": "as many as it has operations open, and 1,024",
     "Contexts._served": "contexts that an engine remembers, the last 100,000",
-    "SharedPrefixes._blocks": "contexts that an engine remembers",
+    "SharedPrefixes._rows": "contexts that an engine remembers",
     "SharedPrefixes._beginning": "contexts that an engine remembers",
 }
 """Tables that fill up to a bound of their own, and what it is. A day may not reach it."""
@@ -106,128 +95,7 @@ def grown(before: Counter[str], after: Counter[str]) -> list[str]:
     ]
 
 
-class Soak:
-    """The agents of one day. ``served`` and ``failed`` count their requests."""
-
-    def __init__(self, cluster: Cluster, seed: int) -> None:
-        self._cluster = cluster
-        self._draw = Random(seed)
-        self._number = 0
-        self.served = self.failed = self.abandoned = 0
-
-    async def hours(self, count: float) -> None:
-        """Agents, tenants and engines for so many hours."""
-        end_s = trio.current_time() + 3600 * count
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._visits, end_s)
-            while trio.current_time() < end_s:
-                await trio.sleep(self._draw.expovariate(SESSIONS_PER_HOUR / 3600))
-                nursery.start_soon(self._session, self._name("agent"))
-
-    def _name(self, kind: str) -> str:
-        self._number += 1
-        return f"{kind}-{self._number}"
-
-    async def _session(self, name: str) -> None:
-        draw = Random(name)
-        harness = HarnessSession(self._cluster.bus, workflow=name, source=f"harness/{name}")
-        harness.say(ContextOpened(role="agent"), context=name)
-        blocks = draw.randint(1, 12)
-        for turn in range(1, draw.randint(1, 6) + 1):
-            blocks += draw.randint(0, 3)
-            await self._turn(harness, name, turn, blocks, draw)
-            await trio.sleep(draw.uniform(1, 90))
-        if draw.random() < 0.7:
-            harness.say(ContextClosed(), context=name)
-
-    async def _turn(
-        self, harness: HarnessSession, name: str, turn: int, blocks: int, draw: Random
-    ) -> None:
-        request, pool = f"{name}/{turn}", self._cluster.engine_name
-        hashes = chain_all(f"{name}/{index}".encode() for index in range(blocks))
-        tokens = blocks * BLOCK + draw.randint(1, BLOCK - 1)
-        described = RequestDescribed(
-            turn=turn, prompt_tokens=tokens, block_size=BLOCK, prefix_hashes=pack(hashes)
-        )
-
-        def describe(engine: str) -> None:
-            harness.say(
-                described, request=request, context=name, context_version=turn, engine=engine
-            )
-
-        describe(pool)
-        if draw.random() < 0.05:
-            self.abandoned += 1
-            return  # described, and never sent
-        asked = InferenceRequest(
-            id=request,
-            prompt_tokens=tokens,
-            output_tokens=draw.randint(1, 200),
-            prompt_hashes=hashes,
-            context=name,
-            context_version=turn,
-        )
-        patience_s = draw.uniform(0.1, 2.0) if draw.random() < 0.05 else 3600.0
-        with trio.move_on_after(patience_s) as patience:
-            try:
-                await self._cluster.generate(asked, on_routed=describe)
-                self.served += 1
-            except EngineError:
-                self.failed += 1
-        self.abandoned += patience.cancelled_caught
-
-    async def _visits(self, end_s: float) -> None:
-        hour = 0
-        while trio.current_time() + 3600 <= end_s:
-            await self._tenant(self._name("tenant"))
-            if hour % 2 == 0:
-                await self._engine(self._name("guest"))
-            hour += 1
-            await trio.sleep_until(min(end_s, trio.current_time() + 3000))
-
-    async def _tenant(self, name: str) -> None:
-        """A tenant with a policy of its own, on one of the engines, for ten requests."""
-        engine = min(self._cluster.engines)
-        client = self._cluster.engines[engine]
-        runner = PolicyRunner(self._cluster.bus, Guard(40), source=f"guard/{name}", tenant=name)
-        harness = HarnessSession(
-            self._cluster.bus, workflow=name, source=f"harness/{name}", tenant=name
-        )
-        async with trio.open_nursery() as nursery:
-            await nursery.start(runner.run)
-            for number in range(10):
-                described = RequestDescribed(prompt_tokens=700, block_size=BLOCK)
-                harness.say(described, request=f"{name}/{number}", engine=engine)
-                asked = InferenceRequest(f"{name}/{number}", 700, 8, [], tenant=name)
-                await client.generate(asked)
-            runner.stop()
-
-    async def _engine(self, name: str) -> None:
-        """An engine that joins, crashes once and leaves, and is spoken of after that."""
-        engine = SimulatedEngine(load_profile(PROFILE), block_size=BLOCK, name=name)
-        worker = EngineWorker(self._cluster.bus, engine, name=name)
-        harness = HarnessSession(self._cluster.bus, workflow=name, source=f"harness/{name}")
-        async with trio.open_nursery() as nursery:
-            await nursery.start(worker.run)
-            for number in range(12):
-                request = f"{name}/{number}"
-                described = RequestDescribed(prompt_tokens=700, block_size=BLOCK)
-                harness.say(described, request=request, engine=name)
-                if number == 6:
-                    engine.crash()
-                    await trio.sleep(5)
-                try:
-                    await engine.generate(InferenceRequest(request, 700, 8, []))
-                    self.served += 1
-                except EngineError:
-                    self.failed += 1
-            nursery.cancel_scope.cancel()
-        for number in range(3):  # the harness does not know yet
-            described = RequestDescribed(prompt_tokens=700, block_size=BLOCK)
-            harness.say(described, request=f"{name}/late{number}", engine=name)
-
-
-async def soak(hours: float, seed: int) -> list[str]:
+async def soak(hours: float, seed: int, sessions_per_hour: float = SESSIONS_PER_HOUR) -> list[str]:
     """Run a day, or what was asked for; returns what did not hold."""
     problems: list[str] = []
     begun = time.perf_counter()
@@ -240,10 +108,11 @@ async def soak(hours: float, seed: int) -> list[str]:
             flush=True,
         )
 
+    bus = FaultyBus(seed)
     async with running(
-        engine="simulated", profile=PROFILE, block_size=BLOCK, policy=POLICIES, engines=2
+        engine="simulated", profile=PROFILE, block_size=BLOCK, policy=POLICIES, engines=2, bus=bus
     ) as cluster:
-        agents = Soak(cluster, seed)
+        agents = Day(cluster, bus, seed, sessions_per_hour)
         await agents.hours(WARM_UP_H)
         await trio.sleep(3600 * QUIET_H)
         gc.collect()
@@ -279,6 +148,8 @@ async def soak(hours: float, seed: int) -> list[str]:
             f"{agents.served:,} requests served, {agents.failed} failed, {agents.abandoned:,} "
             "described and not sent, or left by their clients"
         )
+        faults = ", ".join(f"{name} {count}" for name, count in agents.faults.items())
+        print(f"{bus.lost:,} messages lost, {bus.repeated:,} repeated; {faults}")
         await cluster.stop_policies()
     return problems
 

@@ -97,6 +97,11 @@ class MemoryBus(trio.abc.AsyncResource):
         check_stem(subject)
         self._providers[subject] = provider
 
+    def withdraw_snapshots(self, subject: str, provider: SnapshotProvider) -> None:
+        """``provider`` answers for a stream no more, if it still does."""
+        if self._providers.get(subject) == provider:
+            del self._providers[subject]
+
     def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:
         """Nothing to do: this bus does not outlive those who are on it."""
 

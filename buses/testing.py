@@ -69,6 +69,10 @@ class _Engine:
         scope = stem("state", DEFAULT_TENANT, self._key, "queue_snapshot")
         self._bus.provide_snapshots(scope, self._snapshot)
 
+    def withdraw(self) -> None:
+        scope = stem("state", DEFAULT_TENANT, self._key, "queue_snapshot")
+        self._bus.withdraw_snapshots(scope, self._snapshot)
+
     def _snapshot(self) -> Iterable[Envelope]:
         message = QueueSnapshot(waiting=tuple(_waiting(r) for r in self.waiting))
         yield self._sequencer.wrap_snapshot(message, self._key, trio.current_time())
@@ -288,6 +292,39 @@ async def check_late_reader(factory: BusFactory, flood: int) -> None:
             )
 
 
+async def check_withdrawn_provider(factory: BusFactory, flood: int) -> None:
+    """Who withdraws is asked for no more snapshots; if another has taken its place, that one is."""
+    async with factory() as bus:
+        former, present, gone = _Engine(bus, "a"), _Engine(bus, "a"), _Engine(bus, "b")
+        former.provide()
+        gone.provide()
+        present.provide()
+        present.waiting.append("present")
+        former.withdraw()
+        gone.withdraw()
+        gone.withdraw()
+        async with bus.subscribe(["state.>"], name="late") as late:
+            reader = _Reader(late)
+            await reader.read_until(
+                "withdrawn provider: another that took its place answers",
+                lambda: reader.agrees(present),
+            )
+            gone.say(PressureReported())
+            await reader.read_until(
+                "withdrawn provider: its stream goes on", lambda: reader.heard[-1].source == "b"
+            )
+            reader.subscription.request_snapshot(
+                Sequencer("b").wrap_snapshot(QueueSnapshot(), Key(engine="b"), 0.0)
+            )
+            gone.say(PressureReported())
+            await reader.read_more(1, "withdrawn provider: its stream goes on")
+            told = {e.kind for e in reader.heard if e.source == "b"}
+            _require(
+                told == {"pressure_reported"},
+                f"withdrawn provider: makes no snapshot, got {told}",
+            )
+
+
 async def check_slow_state_reader(factory: BusFactory, flood: int) -> None:
     """A slow reader of state loses the oldest, sees the gap, and a snapshot makes it right."""
     async with factory() as bus:
@@ -461,6 +498,7 @@ CHECKS: tuple[Check, ...] = (
     check_order,
     check_not_before_entered,
     check_late_reader,
+    check_withdrawn_provider,
     check_slow_state_reader,
     check_lost_end,
     check_reliable_among_state,

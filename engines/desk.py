@@ -7,6 +7,7 @@ bus, only how to send; the epoch is the engine's, and the worker begins each new
 """
 
 from collections.abc import Callable, Iterable
+from math import inf
 
 import trio
 from msgspec.structs import replace
@@ -52,10 +53,12 @@ class Desk:
         endpoint: str,
         send: Callable[[Envelope], None],
         keep: Callable[[str, Step], None],
+        above: int = 0,
     ) -> None:
         """Open it.
 
         Args:
+            above: what its messages are numbered from.
             ended: how its operations ended under earlier workers of this engine, oldest first.
             send: publishes an envelope.
             keep: writes down what a step of this tenant is about to tell and to do.
@@ -67,8 +70,8 @@ class Desk:
         self._send = send
         self._keep = keep
         self._key = Key(engine=engine)
-        self._sequencer = Sequencer(engine, epoch, tenant)
-        self._asking = Sequencer(f"{engine}/{ASKED}", epoch, tenant)
+        self._sequencer = Sequencer(engine, epoch, tenant, above=above)
+        self._asking = Sequencer(f"{engine}/{ASKED}", epoch, tenant, above=above)
         self._intake = Intake(
             engine=engine,
             controls=backend.capabilities().controls,
@@ -79,16 +82,23 @@ class Desk:
         )
         self._serving: dict[str, Key] = {}
         self._told_costs = backend.costs()
+        self._used_s = -inf
 
     @property
     def num_open(self) -> int:
         """Operations without a terminal outcome."""
         return len(self._intake.open_operations)
 
+    @property
+    def idle_since(self) -> float:
+        """When it was last used, by trio's clock; ``inf`` while something of it is open."""
+        return inf if self._serving or self._intake.open_operations else self._used_s
+
     # -- controls -----------------------------------------------------------------------------
 
     def take_in(self, envelope: Envelope, now: float) -> None:
         """Take in one control of this tenant."""
+        self._used_s = now
         self._carry_out(self._intake.receive(envelope, now))
 
     def expire(self, now: float) -> None:
@@ -124,6 +134,7 @@ class Desk:
 
     def report(self, report: Report) -> None:
         """Tell what the backend reports of this tenant."""
+        self._used_s = trio.current_time()
         for key in report.arrived:
             assert key.request is not None
             key = self._serving[key.request] = self._at_home(key)

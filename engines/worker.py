@@ -6,6 +6,7 @@ what it does, by the backend. If the bus is lost, the worker goes on without it:
 in its own order, and nobody is told.
 """
 
+from collections import deque
 from math import inf
 
 import structlog
@@ -26,7 +27,15 @@ RETOLD = 1_024
 """Latest ends of each tenant that a worker with a ledger tells of as it begins, known or not."""
 
 MAX_TENANTS = 256
-"""Most tenants of one engine. A further one is served, and is told and heard nothing of."""
+"""Most tenants of one engine at once. A further one is served, and is told and heard nothing of."""
+
+IDLE_S = 600.0
+"""How long a tenant has had nothing going on until it gives way, where another finds no room."""
+
+RESTARTS_WITHIN_S = 3_600.0
+"""The time in which a backend may fail so often and no more."""
+
+NUMBERS_A_SECOND = 1_000_000  # more than a worker sends messages
 
 MAX_NAME = 256  # characters of a tenant's name in a subject
 
@@ -55,14 +64,16 @@ class EngineWorker:
 
         Args:
             ranks: the rank of policies (by source) in arbitration; higher prevails.
-            tenants: who is told of the engine from the beginning. Any other is with its first
-                request or control, up to ``max_tenants`` in all.
+            tenants: who is told of the engine from the beginning, and always. Any other is with
+                its first request or control, up to ``max_tenants`` in all; where there are so many,
+                the one that has been idle longest, for ``IDLE_S`` at least, gives way.
             epoch: the incarnation to begin with. Whoever starts a worker for an engine of this
                 name again has to give a higher one than the last.
             ledger: what became of operations under earlier workers of this engine; the worker
                 notes there what becomes of its own.
             endpoint: the address of the engine's data path, to be told with its capabilities.
             share: how much of a processor may go into controls (``hear.control_reader``).
+            max_restarts: how often the backend may fail within ``RESTARTS_WITHIN_S``.
 
         Raises:
             ConfigError: there are too many tenants, or one cannot be named in a subject.
@@ -80,6 +91,9 @@ class EngineWorker:
         self._max_tenants = max_tenants
         self._share = share
         self._desks: dict[str, Desk] = {}
+        self._staying = frozenset(tenants)
+        self._begun_s = 0.0
+        self._gave_way = False
         for tenant in dict.fromkeys(tenants):
             if self._make_desk(tenant) is None:
                 raise ConfigError(
@@ -87,7 +101,7 @@ class EngineWorker:
                     f"characters, and {max_tenants} tenants at most"
                 )
         for tenant in () if ledger is None else ledger.tenants:
-            if tenant not in self._desks:
+            if tenant not in self._desks and len(self._desks) < max_tenants:
                 self._make_desk(tenant)
         self._pressure_interval_s = pressure_interval_s
         self._pressure_due_s = -inf
@@ -106,12 +120,21 @@ class EngineWorker:
         """Serve until cancelled; then whatever is open ends ``failed: engine_stopped``.
 
         Raises:
-            EngineError: the backend failed more than ``max_restarts`` times.
+            EngineError: the backend failed more than ``max_restarts`` times within an hour.
             BusError: the bus cannot be joined.
         """
-        for desk in self._desks.values():
-            for subject, provider in desk.providers().items():
-                self._bus.provide_snapshots(subject, provider)
+        self._begun_s = trio.current_time()
+        try:
+            for desk in self._desks.values():
+                self._provide(desk)
+            await self._serve_on_bus(task_status)
+        finally:
+            for desk in self._desks.values():
+                self._withdraw(desk)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve_on_bus(self, task_status: trio.TaskStatus[None]) -> None:
         async with ControlReader(self._bus, self, share=self._share) as controls:
             for desk in self._desks.values():
                 desk.introduce()
@@ -127,8 +150,6 @@ class EngineWorker:
             finally:
                 for desk in self._desks.values():
                     desk.shut("engine_stopped")
-        if self._failure is not None:
-            raise self._failure
 
     async def _listen(self, controls: ControlReader) -> None:
         try:
@@ -138,17 +159,20 @@ class EngineWorker:
             await trio.sleep_forever()
 
     async def _serve(self, scope: trio.CancelScope) -> None:
-        restarts = 0
+        failures: deque[float] = deque()
         while True:
             try:
                 await self._backend.run(self._on_report)
             except EngineError as error:
-                restarts += 1
+                now = trio.current_time()
+                failures.append(now)
+                while failures[0] < now - RESTARTS_WITHIN_S:
+                    failures.popleft()
                 _log.error("engine.failed", engine=self.name, epoch=self.epoch, error=str(error))
                 self.epoch += 1
                 for desk in self._desks.values():
                     desk.restart()
-                if restarts > self._max_restarts:
+                if len(failures) > self._max_restarts:
                     self._failure = error
                     scope.cancel()
                 await trio.sleep(self._restart_delay_s)
@@ -203,16 +227,25 @@ class EngineWorker:
                 )
             return None
         try:
-            for subject, provider in desk.providers().items():
-                self._bus.provide_snapshots(subject, provider)
+            self._provide(desk)
         except BusError as error:
             self._lose_bus(error)
         desk.introduce()
         desk.tell_pressure()  # the next report may be long in coming
         return desk
 
+    def _provide(self, desk: Desk) -> None:
+        for subject, provider in desk.providers().items():
+            self._bus.provide_snapshots(subject, provider)
+
+    def _withdraw(self, desk: Desk) -> None:
+        for subject, provider in desk.providers().items():
+            self._bus.withdraw_snapshots(subject, provider)
+
     def _make_desk(self, tenant: str) -> Desk | None:
-        if len(self._desks) >= self._max_tenants or not can_be_named(tenant):
+        if not can_be_named(tenant):
+            return None
+        if len(self._desks) >= self._max_tenants and not self._make_room():
             return None
         desk = self._desks[tenant] = Desk(
             tenant,
@@ -224,8 +257,31 @@ class EngineWorker:
             endpoint=self._endpoint,
             send=self._send,
             keep=self._keep,
+            above=self._above(),
         )
         return desk
+
+    def _make_room(self) -> bool:
+        """Close the desk of the tenant that has been idle longest; False if none has for long."""
+        others = (desk for tenant, desk in self._desks.items() if tenant not in self._staying)
+        idle = min(others, key=lambda desk: desk.idle_since, default=None)
+        if idle is None or idle.idle_since > trio.current_time() - IDLE_S:
+            return False
+        self._gave_way = True
+        del self._desks[idle.tenant]
+        self._withdraw(idle)
+        _log.info("tenant.gave_way", engine=self.name, tenant=idle.tenant)
+        return True
+
+    def _above(self) -> int:
+        """What the messages of a new desk are numbered from.
+
+        Its tenant may have had one before, whose numbers must not come again. The time gives higher
+        ones, and tells a tenant nothing of what others were told.
+        """
+        if not self._gave_way:
+            return 0
+        return int((trio.current_time() - self._begun_s) * NUMBERS_A_SECOND)
 
     def _keep(self, tenant: str, step: Step) -> None:
         """Write down what is about to be told and done."""

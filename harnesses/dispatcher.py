@@ -372,6 +372,7 @@ class Dispatcher:
                 self._lose_bus(error)
                 await trio.sleep_forever()
             finally:
+                self._bus.withdraw_snapshots(subject, self._capabilities)
                 self._carry_out(self._intake.shut("engine_stopped"))
                 self._listening = False
                 for held in self._held.values():

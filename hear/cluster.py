@@ -63,12 +63,18 @@ class Cluster:
 
 @asynccontextmanager
 async def running(
-    *, engine: str, profile: str, block_size: int, policy: str, engines: int = 1
+    *,
+    engine: str,
+    profile: str,
+    block_size: int,
+    policy: str,
+    engines: int = 1,
+    bus: Bus | None = None,
 ) -> AsyncIterator[Cluster]:
     """Start a cluster with the policies that ``policy`` names.
 
     Its engines are alike and named engine0, engine1 and so on. From two on, a pool named ``pool``
-    stands in front of them.
+    stands in front of them. ``bus`` is one that others are on, too; without it, it has its own.
 
     Raises:
         ConfigError: a profile, a policy's argument or the number of engines cannot be used.
@@ -76,7 +82,8 @@ async def running(
     """
     if engines < 1:
         raise ConfigError(f"engines: got {engines}, expected 1 or more")
-    bus = plugins.load_installed("buses", "memory")()
+    if bus is None:
+        bus = plugins.load_installed("buses", "memory")()
     make_backend = plugins.load_installed("engines", engine)
     names = [f"engine{number}" for number in range(engines)]
     backends = {name: make_backend(profile, block_size=block_size, name=name) for name in names}

@@ -36,15 +36,18 @@ class Sequencer:
     go on above all that were forgotten, so none is used twice.
     """
 
-    def __init__(self, source: str, epoch: int = 1, tenant: str = DEFAULT_TENANT) -> None:
+    def __init__(
+        self, source: str, epoch: int = 1, tenant: str = DEFAULT_TENANT, *, above: int = 0
+    ) -> None:
+        """Number what ``source`` says to a tenant in an epoch, from ``above`` on."""
         self.source = source
         self.epoch = epoch
         self.tenant = tenant
         # Numbers shared among tenants would tell each how much the others are told.
         self._prefix = "" if tenant == DEFAULT_TENANT else f"{tenant}/"
         self._seqs: OrderedDict[str, int] = OrderedDict()
-        self._forgotten_seq = 0
-        self._ids: Iterator[int] = count(1)
+        self._forgotten_seq = above
+        self._ids: Iterator[int] = count(above + 1)
 
     def restart(self) -> None:
         """Begin a new epoch: numbers start again."""

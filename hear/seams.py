@@ -123,6 +123,13 @@ class Bus(Protocol):
         """Name who answers for the state of one stream (a subject's stem)."""
         ...
 
+    def withdraw_snapshots(self, subject: str, provider: SnapshotProvider) -> None:
+        """``provider`` answers for a stream no more, if it still does; there are no snapshots then.
+
+        Whoever provides has to withdraw when it ends, since a bus that outlives it would keep it.
+        """
+        ...
+
     def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:
         """Leave word what to publish if this process is lost without leaving the bus.
 

@@ -7,7 +7,8 @@ and it is left out, while everything else goes on.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -75,7 +76,7 @@ SAY_AGAIN_S = 60.0
 CUT_OFF_AGAIN_S = 60.0
 """A policy that is cut off from the bus twice within this time is too slow for its traffic."""
 
-FORGOTTEN_AGAIN_S = 600.0
+FORGOTTEN_AGAIN_S = 3_600.0
 """How often at most it is said that views had to give up requests or engines."""
 
 MAX_ENGINES = 4_096
@@ -202,7 +203,8 @@ class PolicyRunner:
                 if self.statistics.failure is not None:
                     # It was shut out for good, and still has to take back what it asked for.
                     async with self._subscribe(own) as messages:
-                        await self._leave(messages)
+                        with self._containing():
+                            await self._leave(messages)
                     break
                 # What it missed of state it gets anew; and what was answered, if it asks again.
                 self._say_again(self._outbox.ask_again(trio.current_time()))
@@ -236,9 +238,11 @@ class PolicyRunner:
                     if self._stopping:
                         self._serving.cancel()
                     while self.statistics.failure is None:
-                        await self._hear_next(messages)
-                        self._decide_if_needed()
-                await self._leave(messages)
+                        with self._containing():
+                            await self._hear_next(messages)
+                            self._decide_if_needed()
+                with self._containing():
+                    await self._leave(messages)
             except LaggedError as error:
                 now = trio.current_time()
                 if now < self._cut_off_s + CUT_OFF_AGAIN_S or self._stopping:
@@ -249,6 +253,17 @@ class PolicyRunner:
                 self._serving = trio.CancelScope()
                 return False
         return True
+
+    @contextmanager
+    def _containing(self) -> Iterator[None]:
+        """Let a fault in HEAR's own code end this policy, and not the engines of its process."""
+        try:
+            yield
+        except BusError:
+            raise
+        except Exception as error:
+            _log.exception("policy.fault", policy=self.source)
+            self._fail(f"fault in HEAR: {error!r}")
 
     def _subscribe(self, patterns: Iterable[str]) -> Subscription:
         return self._bus.subscribe(sorted(patterns), name=self.source, capacity=self._capacity)

@@ -177,6 +177,13 @@ class NngBus(trio.abc.AsyncResource):
         self._member.provide(subject)
         self._wake()
 
+    def withdraw_snapshots(self, subject: str, provider: SnapshotProvider) -> None:
+        """``provider`` answers for a stream no more, if it still does."""
+        if not self._closed and self._providers.get(subject) == provider:
+            del self._providers[subject]
+            self._member.unprovide(subject)
+            self._wake()
+
     def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:
         """Leave word what the hub is to publish if this process is lost without leaving.
 

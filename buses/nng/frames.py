@@ -117,6 +117,12 @@ class Provide(_Part, frozen=True, tag="p"):
     resumed: bool = False
 
 
+class Unprovide(_Part, frozen=True, tag="up"):
+    """Client: I answer for the snapshots of a stream no more."""
+
+    stem: str
+
+
 class Fetch(_Part, frozen=True, tag="f"):
     """Client: send a snapshot of a stream to one of my subscriptions."""
 
@@ -206,6 +212,7 @@ Item = (
     | Lost
     | Subscribe
     | Subscribed
+    | Unprovide
     | Unsubscribe
     | Provide
     | Fetch

@@ -26,6 +26,7 @@ from hear.buses.nng.frames import (
     Standing,
     Subscribe,
     Subscribed,
+    Unprovide,
     Unsubscribe,
     Will,
 )
@@ -148,6 +149,9 @@ class Handler:
             if subscription is not None:
                 self._routes.remove(peer, subscription)
                 return _PATTERN * len(subscription.patterns)
+        elif isinstance(item, Unprovide):
+            self._snapshots.unprovide(peer, item.stem)
+            return _FETCH
         elif isinstance(item, Fetch):
             if item.subscription in peer.subscriptions:
                 self._snapshots.fetch(peer, item.subscription, item.stem)

@@ -35,6 +35,7 @@ from hear.buses.nng.frames import (
     Run,
     Stranger,
     Subscribe,
+    Unprovide,
     Unsubscribe,
     Welcome,
     Will,
@@ -128,6 +129,12 @@ class Member:
         if stem not in self._provided:
             self._provided[stem] = None
             self._backlog.put(Provide(stem))
+
+    def unprovide(self, stem: str) -> None:
+        """Answer for them no more."""
+        if stem in self._provided:
+            del self._provided[stem]
+            self._backlog.put(Unprovide(stem))
 
     def set_will(self, runs: list[Run]) -> None:
         """Leave word what to publish if this process is lost."""

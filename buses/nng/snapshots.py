@@ -100,6 +100,18 @@ class Snapshots:
                 self.fetch(reader, subscription, stem)
         return True
 
+    def unprovide(self, peer: Peer, stem: str) -> None:
+        """A peer answers for a stream no more, if it does; who waits for its snapshot gets none."""
+        if self._providers.get(stem) is not peer:
+            return
+        del self._providers[stem]
+        self._stems.remove(stem)
+        self._not_any_more(peer, stem)
+        for table in (self._fresh, self._begun):
+            ticket = table.get(stem)
+            if ticket is not None:
+                self._end(ticket, failed=True)
+
     def fetch(self, peer: Peer, subscription: int, stem: str) -> None:
         """A subscription of a peer wants a snapshot of a stream. If it wants too many already,
         which may be others' doing, there is none of this one."""

@@ -173,6 +173,9 @@ class Wire:
         self.providers[subject] = provider
         self._bus.provide_snapshots(subject, provider)
 
+    def withdraw_snapshots(self, subject: str, provider: SnapshotProvider) -> None:
+        self._bus.withdraw_snapshots(subject, provider)
+
     def set_will(self, source: str, envelopes: Iterable[Envelope]) -> None:
         self._bus.set_will(source, envelopes)
 

@@ -31,6 +31,7 @@ from hear.buses.nng.frames import (
     Standing,
     Stranger,
     Subscribe,
+    Unprovide,
     Unsubscribe,
     Wanted,
     Welcome,
@@ -301,6 +302,30 @@ def test_nobody_answers_for_the_snapshot_that_another_was_asked_for() -> None:
     assert reader.messages == []
     a.put(Snapshot(wanted.stem, wanted.ticket, [snapshot()], True))
     assert len(reader.messages) == 1
+
+
+def test_who_waits_for_a_snapshot_that_its_provider_withdraws_is_told_that_there_is_none() -> None:
+    net = Net()
+    a, b, reader = net.joined("a"), net.joined("b"), net.joined("reader")
+    stem = QUEUE.format("default")
+    a.put(Provide(stem))
+    reader.subscribe(">")
+    b.put(Unprovide(stem), Unprovide("state.default.none.queue"))
+    assert not reader.of(SnapshotFor), "it is not b's to withdraw"
+    a.put(Unprovide(stem), Unprovide(stem))
+    (told,) = reader.of(SnapshotFor)
+    assert (told.stem, told.messages, told.failed) == (stem, [], True)
+    (wanted,) = a.of(Wanted)
+    a.put(Snapshot(stem, wanted.ticket, [snapshot()], True))
+    assert reader.messages == []
+    assert net.hub._snapshots.provided == []
+    late = net.joined("late")
+    late.subscribe(">")
+    b.put(Provide(stem))
+    late.put(Fetch(1, stem))
+    (wanted,) = b.of(Wanted)
+    b.put(Snapshot(stem, wanted.ticket, [snapshot()], True))
+    assert len(late.messages) == 1
 
 
 def test_history_and_statistics_tell_a_tenant_of_itself() -> None:
@@ -592,6 +617,7 @@ _items = st.one_of(
     st.builds(frames.Subscribed, _small, st.lists(_text, max_size=2), st.booleans(), _text),
     st.builds(frames.Unsubscribe, _small),
     st.builds(frames.Provide, _text, st.booleans()),
+    st.builds(frames.Unprovide, _text),
     st.builds(frames.Fetch, _small, _text),
     st.builds(frames.Wanted, _text, _small),
     st.builds(frames.Snapshot, _text, _small, st.lists(st.binary(max_size=20)), st.booleans()),

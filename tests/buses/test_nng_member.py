@@ -157,6 +157,8 @@ def test_a_new_hub_is_told_all_again_and_nothing_that_was_for_the_old_one() -> N
     member.subscribe(1, "one", [">"])
     member.subscribe(2, "two", [">"])
     member.provide(STATE)
+    member.provide("state.default.gone.queue")
+    member.unprovide("state.default.gone.queue")
     member.set_will([Run(RELIABLE, True, [b"will"])])
     member.publish(RELIABLE, True, b"sent")
     (frame,) = said(member)

@@ -14,9 +14,10 @@ from hear.blocks import pack, unpack
 from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
+from hear.engine_view import EngineViews
 from hear.engines import desk as desk_module
 from hear.engines.ledger import Ledger
-from hear.engines.worker import EngineWorker
+from hear.engines.worker import IDLE_S, EngineWorker
 from hear.errors import BusError, ConfigError, EngineError
 from hear.messages import (
     DEFAULT_TENANT,
@@ -38,6 +39,7 @@ from hear.messages import (
     ResidencyChanged,
     ResidencyPartial,
     ResidencySnapshot,
+    WaitingRequest,
     Withdraw,
 )
 from hear.operation import Operation
@@ -163,6 +165,12 @@ async def bench(**settings: object) -> AsyncIterator[Bench]:
             await made.settle()
             yield made
             nursery.cancel_scope.cancel()
+
+
+def opened(envelope: Envelope) -> Message:
+    message = open_body(envelope)
+    assert message is not None
+    return message
 
 
 def arrived(request: str) -> Report:
@@ -461,6 +469,29 @@ async def test_a_backend_that_fails_again_and_again_ends_the_worker(
     assert [log["event"] for log in logs] == ["engine.failed"] * 3
 
 
+async def test_a_backend_that_fails_now_and_then_is_not_given_up(autojump_clock: MockClock) -> None:
+    async with bench(max_restarts=2, restart_delay_s=1.0) as b:
+        for _ in range(24):
+            await trio.sleep(2_000)
+            b.backend.fail(EngineError("no GPU"))
+        await trio.sleep(5)
+        assert (b.backend.runs, b.worker.epoch) == (25, 25)
+
+
+async def test_who_comes_after_a_worker_has_left_is_given_no_snapshot_of_its_engine(
+    autojump_clock: MockClock,
+) -> None:
+    async with MemoryBus() as bus:
+        worker = EngineWorker(bus, Backend(), name="e0")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(worker.run)
+            nursery.cancel_scope.cancel()
+        async with bus.subscribe(["state.>"], name="late") as late:
+            with trio.move_on_after(5) as waiting:
+                await late.receive()
+            assert waiting.cancelled_caught
+
+
 async def test_a_worker_that_is_started_again_begins_where_it_is_told(
     autojump_clock: MockClock,
 ) -> None:
@@ -661,6 +692,52 @@ async def test_a_tenant_too_many_is_neither_told_nor_heard_and_that_is_said_once
             await b.settle()
         assert {envelope.tenant for envelope in b.heard} == {DEFAULT_TENANT, "acme"}
         assert [(log["event"], log["tenant"]) for log in logs] == [("tenants.too_many", "umbra")]
+
+
+async def test_the_tenant_that_has_been_idle_longest_gives_way_and_may_come_again(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench(max_tenants=3) as b:
+
+        def come(tenant: str) -> None:
+            b.heard.clear()
+            waiting = (WaitingRequest(request="r", since_s=0.0),)
+            came = Report(arrived=[Key(request="r")], queue=QueueChanged(waiting=waiting))
+            b.backend.report(replace(came, tenant=tenant))
+
+        def go(tenant: str) -> None:
+            ended = (Key(request="r"), RequestOutcome(status="completed"))
+            gone = Report(queue=QueueChanged(ended=("r",)), requests=[ended])
+            b.backend.report(replace(gone, tenant=tenant))
+
+        come("acme")
+        await b.settle()
+        views = EngineViews()
+        for envelope in (e for e in b.heard if (e.tenant, e.category) == ("acme", "state")):
+            views.apply(envelope, opened(envelope))
+        go("acme")
+        await trio.sleep(1)
+        come("umbra")
+        go("umbra")
+        come("initech")
+        await b.settle()
+        assert "initech" not in {e.tenant for e in b.heard}, "nobody has been idle for long"
+        await trio.sleep(IDLE_S)
+        come("initech")
+        await b.settle()
+        async with b.bus.subscribe(["state.*.*.queue.>"], name="late") as late:
+            assert {e.tenant for e in await late.receive()} == {DEFAULT_TENANT, "umbra", "initech"}
+        come("acme")
+        await b.settle()
+        again = [e for e in b.heard if (e.tenant, e.category) == ("acme", "state")]
+        assert len(again) > 5
+        for envelope in again:  # none is stale to who remembers the last time
+            views.apply(envelope, opened(envelope))
+        assert list(views["e0"].waiting) == ["r"]
+        assert len({e.id for e in again}) == len(again)
+        come("umbra")
+        await b.settle()
+        assert "umbra" not in {e.tenant for e in b.heard}, "all have something going on"
 
 
 @pytest.mark.parametrize("tenants", [("",), ("a" * 300,), ("a", "b", "c")])

@@ -40,6 +40,7 @@ from hear.buses.nng.frames import (
     Standing,
     Subscribe,
     Subscribed,
+    Unprovide,
     Unsubscribe,
     Wanted,
     Will,
@@ -151,6 +152,7 @@ ATTACKS: dict[str, Callable[[], list[Item]]] = {
     "wants": lambda: [Fetch(1, "state.acme.e.queue")] * 4_000,
     "wills": lambda: [Will([run_of(envelope("acme", "acme"))] * 300), *[Will([], True)] * 4_000],
     "goings": lambda: [Unsubscribe(n) for n in range(5_000)],
+    "streams no more": lambda: [Unprovide(f"state.acme.n{n}.queue") for n in range(2_000)],
 }
 
 
@@ -761,6 +763,7 @@ said_items: st.SearchStrategy[Item] = st.one_of(
     ),
     st.builds(Unsubscribe, st.integers(1, 4)),
     st.builds(Provide, streams, st.booleans()),
+    st.builds(Unprovide, streams),
     st.builds(Fetch, st.integers(1, 4), streams),
     st.builds(
         Snapshot, streams, st.integers(1, 6), st.just([snapshot("acme", "acme")]), st.booleans()

@@ -504,7 +504,7 @@ PROFILES = {
     ("harnesses/replay/nearest.py", "nearest_profile.differs"): "those written in the command",
     ("harnesses/bench/command.py", "_engine"): "--engine of hear bench",
     ("benchmarks/engine.py", "serve_alone"): "a name written there",
-    ("benchmarks/soak.py", "Soak._engine"): "a name written there",
+    ("benchmarks/day.py", "Day._engine"): "a name written there",
 }
 """Who may make an engine of a profile, whose name may be the path of a file."""
 
