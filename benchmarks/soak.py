@@ -67,7 +67,7 @@ def tables() -> Counter[str]:
     sizes: Counter[str] = Counter()
     for found in gc.get_objects():
         kind = type(found)
-        if not kind.__module__.startswith("hear."):
+        if not str(kind.__module__).startswith("hear."):  # of some it is no text
             continue
         if kind is Kept:
             continue  # it is counted as what its owner calls it
