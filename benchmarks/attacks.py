@@ -33,10 +33,10 @@ import msgspec
 import trio
 
 from benchmarks import rogue
+from hear.app.connection import run
 from hear.buses.nng.access import KeyFile, load_key
 from hear.buses.nng.client import connect
 from hear.codec import open_body
-from hear.connection import run
 from hear.delivery import Sequencer
 from hear.messages import Key, OperationOutcome, Prioritise
 
@@ -147,7 +147,7 @@ def measure(attack: str, seconds: float, folder: Path) -> Case:
         log.open("wb") as errors,
         process(
             "-m",
-            "hear.cli",
+            "hear.app.cli",
             "run",
             "bus",
             "--bus",

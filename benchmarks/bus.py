@@ -26,12 +26,12 @@ from typing import Any, Final
 
 import trio
 
-from hear import log
+from hear.app import log
+from hear.app.connection import run
 from hear.blocks import pack
 from hear.buses.nng.client import connect
 from hear.buses.nng.server import serve
 from hear.codec import decode, encode, open_body
-from hear.connection import run
 from hear.delivery import GapDetector, Sequencer
 from hear.messages import (
     BlocksStored,

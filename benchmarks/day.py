@@ -16,19 +16,19 @@ from typing import Final
 
 import trio
 
+from hear.app.cluster import Cluster
 from hear.blocks import chain_all, pack
 from hear.buses.memory import MemoryBus
-from hear.cluster import Cluster
 from hear.engine_view import EngineViews
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.profile import load_profile
-from hear.engines.worker import EngineWorker
+from hear.engines.worker.loop import EngineWorker
 from hear.errors import EngineError, LaggedError
 from hear.harness_view import HarnessView
 from hear.harnesses.session import HarnessSession
 from hear.messages import ContextClosed, ContextOpened, Envelope, RequestDescribed
 from hear.policies.guard import Guard
-from hear.policies.runner import PolicyRunner
+from hear.policies.runtime.runner import PolicyRunner
 from hear.seams import Ask, InferenceRequest
 
 BLOCK: Final = 512

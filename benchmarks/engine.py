@@ -8,8 +8,8 @@ import trio
 from trio.testing import MockClock
 
 from benchmarks.measuring import BLOCK_SIZE, Report, Sizes
+from hear.app.cluster import running
 from hear.blocks import pack, unpack
-from hear.cluster import running
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.profile import EngineProfile, load_profile
 from hear.engines.simulated.roofline import Roofline

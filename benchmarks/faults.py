@@ -34,14 +34,15 @@ from typing import Any, Final
 import trio
 
 from benchmarks.bus import Child, children, new_url, run_role, say, start
-from hear import log
+from hear.app import log
+from hear.app.clock import new_epoch
+from hear.app.supervisor import Part, Supervisor
 from hear.buses.nng.client import connect
-from hear.clock import new_epoch
 from hear.codec import open_body
 from hear.delivery import Outbox, Sequencer
 from hear.engine_view import EngineViews
-from hear.engines.ledger import Ledger
-from hear.engines.worker import EngineWorker
+from hear.engines.worker.ledger import Ledger
+from hear.engines.worker.loop import EngineWorker
 from hear.errors import BusError
 from hear.harness_view import HarnessView
 from hear.messages import (
@@ -63,10 +64,9 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import TERMINAL, Operation
-from hear.policies.runner import PolicyRunner
+from hear.policies.runtime.runner import PolicyRunner
 from hear.seams import Ask, OperationEnded, Report, Verdict
 from hear.subjects import stem
-from hear.supervisor import Part, Supervisor
 
 LOAD_PER_S: Final = 1_000
 MAX_OPEN: Final = 2_000
@@ -421,7 +421,7 @@ def measure_killed(quick: bool, folder: Path, seed: int) -> dict[str, Any]:
     journal, effects, seen = folder / "journal", folder / "effects", folder / "seen"
     me = (sys.executable, "-m", "benchmarks.faults", "--role")
     parts = [
-        Part("hub", (sys.executable, "-m", "hear.cli", "run", "bus", "--bus", url)),
+        Part("hub", (sys.executable, "-m", "hear.app.cli", "run", "bus", "--bus", url)),
         Part("worker", (*me, "worker", url, str(effects), str(folder / "ledger"))),
         Part("sender", (*me, "sender", url, str(journal), str(total))),
         Part("policy", (*me, "policy", url)),
@@ -529,7 +529,7 @@ def measure_ended(quick: bool, folder: Path, seed: int) -> dict[str, Any]:
     wrong: list[str] = []
     for round in range(rounds):
         url = new_url("ipc" if round % 2 else "tcp", folder)
-        hear = [sys.executable, "-m", "hear.cli", "run"]
+        hear = [sys.executable, "-m", "hear.app.cli", "run"]
         commands = {
             "bus": [*hear, "bus", "--bus", url],
             "engine": [*hear, "engine", ENGINE, "--bus", url, "--ledger", f"{folder}/l{round}"],

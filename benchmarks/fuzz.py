@@ -22,7 +22,7 @@ import msgspec
 
 from benchmarks.fuzz_targets import TARGETS
 from benchmarks.fuzz_workers import BATCH, Failure, Fuzzing, Limits, replay
-from hear import output
+from hear.app import output
 
 _POLL_S = 0.1
 _ENOUGH_FAILURES = 20

@@ -20,9 +20,9 @@ from benchmarks.fuzz_frames import Links
 from benchmarks.fuzz_inputs import KIND_NAMES
 from hear import codec
 from hear.blocks import unpack
-from hear.buses.metrics.collecting import Collecting
-from hear.buses.metrics.exporting import readable
-from hear.buses.metrics.spans import SpanData
+from hear.buses.observe.metrics.collecting import Collecting
+from hear.buses.observe.metrics.exporting import readable
+from hear.buses.observe.metrics.spans import SpanData
 from hear.codec import KINDS
 from hear.delivery import GapDetector
 from hear.engine_view import EngineViews

@@ -29,7 +29,7 @@ from benchmarks.engine import simulating
 from benchmarks.events import applying
 from benchmarks.indexes import build, matching
 from benchmarks.measuring import QUICK, Report, Sizes, as_json, print_report
-from hear.console import of_errors, of_results
+from hear.app.console import of_errors, of_results
 
 
 def measure(sizes: Sizes, progress: Callable[[str], None] = lambda stage: None) -> Report:

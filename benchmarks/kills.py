@@ -25,15 +25,15 @@ from typing import Final
 
 import trio
 
+from hear.app.clock import SharedClock
+from hear.app.connection import connected
 from hear.blocks import chain_all
-from hear.clock import SharedClock
-from hear.connection import connected
 from hear.errors import BusError, EngineError
-from hear.harnesses.reaching import client_of
-from hear.harnesses.replay.live import reached
+from hear.harnesses.eval.replay.live import reached
+from hear.harnesses.pool.reaching import client_of
 from hear.seams import InferenceRequest
 
-HEAR: Final = (sys.executable, "-m", "hear.cli")
+HEAR: Final = (sys.executable, "-m", "hear.app.cli")
 PARTS: Final = ("run engine engine0", "run policy cache-aware", "run engine engine1", "run bus")
 CLUSTER: Final = """
 bus = "{bus}"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ParamSpec
 import msgspec
 from rich.table import Table
 
-from hear.console import Console
+from hear.app.console import Console
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from benchmarks.parity_workload import Arrival, Workload
-from hear.engines.leases import LeaseBook
+from hear.engines.kv.leases import LeaseBook
 from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.profile import Scheduler as Limits
 from hear.engines.simulated.request import SimRequest
@@ -292,7 +292,7 @@ def _config(workload: Workload) -> Any:
         )
         from vllm.engine.arg_utils import EngineArgs
 
-        from hear.engines.vllm.model import make_model
+        from hear.engines.vllm.launch.model import make_model
 
         with tempfile.TemporaryDirectory() as folder:
             make_model(Path(folder) / "model")

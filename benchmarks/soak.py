@@ -24,7 +24,7 @@ import trio
 import trio.testing
 
 from benchmarks.day import BLOCK, PROFILE, Day, FaultyBus
-from hear.cluster import running
+from hear.app.cluster import running
 from hear.kept import Kept
 
 POLICIES: Final = "cache-aware+guard:40+session-aware"

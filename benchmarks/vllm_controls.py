@@ -8,9 +8,9 @@ from typing import Final
 
 import trio
 
-from hear.clock import new_epoch
+from hear.app.clock import new_epoch
+from hear.app.connection import connected
 from hear.codec import open_body
-from hear.connection import connected
 from hear.delivery import Outbox, Sequencer
 from hear.errors import EngineError
 from hear.messages import Control, Envelope, Key, OperationOutcome, Prioritise, Retain

@@ -33,16 +33,16 @@ import trio
 from rich.table import Table
 
 from benchmarks.vllm_controls import LAST_S, NOBODY, Engine, Latencies, flood, latencies
-from hear import log, output
+from hear.app import log, output
+from hear.app.connection import connected, run
+from hear.app.console import Console, of_results
 from hear.blocks import pack
-from hear.connection import connected, run
-from hear.console import Console, of_results
 from hear.errors import ConfigError, EngineError
-from hear.harnesses.bench import servers
-from hear.harnesses.bench.places import ENGINE_NAME
+from hear.harnesses.eval.bench import servers
+from hear.harnesses.eval.bench.places import ENGINE_NAME
+from hear.harnesses.eval.replay.live import find_engines
 from hear.harnesses.openai.client import OpenAIClient, connect
-from hear.harnesses.reaching import hasher_of
-from hear.harnesses.replay.live import find_engines
+from hear.harnesses.pool.reaching import hasher_of
 from hear.harnesses.session import HarnessSession
 from hear.messages import CapabilitiesReported, RequestDescribed
 from hear.seams import Bus, InferenceRequest

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.parity_engines import Real, Simulated, Step, Stepped, block_hashes
 from benchmarks.parity_workload import Workload, make_workload
-from hear import output
-from hear.console import of_errors
+from hear.app import output
+from hear.app.console import of_errors
 
 MAX_STEPS = 20_000
 WORKLOADS, QUICK = 1000, 200

@@ -25,8 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.measuring import Report, as_json, no_gc, print_report
-from hear.console import of_results
-from hear.engines.leases import Lease, LeaseBook
+from hear.app.console import of_results
+from hear.engines.kv.leases import Lease, LeaseBook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Side:
         self.samples: dict[str, list[float]] = {}
         self._held: deque[Lease[str]] = deque()
         if leased is not None:
-            from hear.engines.vllm.retention_queue import RetentionQueue
+            from hear.engines.vllm.plugin.retention_queue import RetentionQueue
 
             self.queue = RetentionQueue.install(self.pool, self.leases, self._yield)
         if leased == "others":

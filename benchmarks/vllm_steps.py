@@ -23,10 +23,10 @@ from rich.table import Table
 
 from benchmarks.parity_engines import Real, block_hashes
 from benchmarks.parity_workload import Arrival, Workload
-from hear import log
+from hear.app import log
+from hear.app.console import of_results
 from hear.buses.memory import MemoryBus
-from hear.console import of_results
-from hear.engines.worker import EngineWorker
+from hear.engines.worker.loop import EngineWorker
 
 CONCURRENCY: Final = (1, 8, 16)
 BLOCK_SIZE: Final = 16
@@ -100,7 +100,7 @@ async def stock(count: int, steps: int) -> Timed:
 
 async def with_hear(count: int, steps: int) -> Timed:
     """The same with HEAR in it, its worker on a bus."""
-    from hear.engines.vllm.scheduler import HearScheduler
+    from hear.engines.vllm.plugin.scheduler import HearScheduler
 
     made = Timed(workload(count, steps), HearScheduler)
     backend = made.scheduler.hear_host.backend

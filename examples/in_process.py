@@ -7,8 +7,8 @@ in, in this order. They are served in the other.
 import trio
 
 from hear import InferenceRequest
+from hear.app.cluster import Cluster, running
 from hear.blocks import chain_all, pack
-from hear.cluster import Cluster, running
 from hear.codec import open_body
 from hear.harnesses.session import HarnessSession
 from hear.messages import OperationOutcome, RequestDescribed, RequestOutcome

@@ -6,7 +6,7 @@ nothing else: requests go to the engine on their own path.
 
 import trio
 
-from hear.clock import new_epoch
+from hear.app.clock import new_epoch
 from hear.delivery import Sequencer
 from hear.messages import DEFAULT_TENANT, Envelope, Key, Message
 from hear.seams import Bus

@@ -9,7 +9,7 @@ A backslash stays what it is, so that a text may pass twice and is then no diffe
 id that really holds the four characters ``\\x1b`` looks like one that holds an escape. Where that
 matters, JSON tells them apart.
 
-Nothing here does I/O; ``hear.output``, ``hear.console`` and ``hear.log`` do.
+Nothing here does I/O; ``hear.app.output``, ``hear.app.console`` and ``hear.app.log`` do.
 """
 
 import json

@@ -2,8 +2,8 @@
 
 ``Intake`` checks a control, keeps it until its request comes, arbitrates it against those of other
 policies, and makes sure that each operation is answered by exactly one terminal outcome. It calls
-no engine: it returns a ``Step`` that tells its driver (``hear.engines.worker``) what to hand to
-the backend and what to answer, and is told the results.
+no engine: it returns a ``Step`` that tells its driver (``hear.engines.worker.loop``) what to hand
+to the backend and what to answer, and is told the results.
 """
 
 from collections import OrderedDict

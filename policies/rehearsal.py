@@ -34,9 +34,9 @@ from hear.messages import (
     ResidencySnapshot,
     WaitingRequest,
 )
-from hear.policies.asks import check_ask
-from hear.policies.runner import always_heard
-from hear.policies.watchdog import TimeLimitPassed, time_limit
+from hear.policies.runtime.asks import check_ask
+from hear.policies.runtime.runner import always_heard
+from hear.policies.runtime.watchdog import TimeLimitPassed, time_limit
 from hear.seams import Ask, Policy
 from hear.subjects import Matcher, subject
 

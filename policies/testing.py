@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import trio
 
-from hear import plugins
+from hear.app import plugins
 from hear.blocks import pack
 from hear.delivery import Sequencer
 from hear.engine_view import EngineView, EngineViews
@@ -47,8 +47,8 @@ from hear.policies.rehearsal import (
     request_of,
     require,
 )
-from hear.policies.runner import PolicyRunner
-from hear.policies.spec import shape_problem
+from hear.policies.runtime.runner import PolicyRunner
+from hear.policies.runtime.spec import shape_problem
 from hear.seams import Bus, Policy
 
 PolicyFactory = Callable[[], Policy]

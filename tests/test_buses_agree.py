@@ -11,11 +11,11 @@ from hear.buses.memory import MemoryBus
 from hear.buses.nng.client import connect
 from hear.buses.nng.server import hub
 from hear.codec import open_body
-from hear.harnesses.replay import mooncake
-from hear.harnesses.replay.runner import replay
+from hear.harnesses.eval.replay.runner import replay
+from hear.harnesses.eval.workloads import mooncake
 from hear.messages import Control, Envelope, Message
-from hear.policies.runner import PolicyRunner
-from hear.policies.spec import parse
+from hear.policies.runtime.runner import PolicyRunner
+from hear.policies.runtime.spec import parse
 from hear.seams import Bus
 
 POLICIES = "cache-aware+guard:2+session-aware"

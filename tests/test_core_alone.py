@@ -22,7 +22,7 @@ HIDING = (
     "import sys\n"
     "for name in {extras!r}:\n"
     "    sys.modules[name] = None\n"  # this is what Python takes for a module that is not there
-    "from hear.cli import main\n"
+    "from hear.app.cli import main\n"
     "sys.exit(main({arguments!r}))\n"
 )
 """A command in an interpreter to which the extras are not installed."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hear import plugins
+from hear.app import plugins
 from hear.policies.testing import check_policy
 
 ROOT = Path(__file__).parent.parent

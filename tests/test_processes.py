@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import trio
 
+from hear.app.clock import SharedClock, new_epoch
+from hear.app.cluster import Cluster
 from hear.buses.nng.client import NngBus, connect
-from hear.clock import SharedClock, new_epoch
-from hear.cluster import Cluster
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engines.simulated import serving
-from hear.harnesses.reaching import client_of
-from hear.harnesses.replay.live import reached
+from hear.harnesses.eval.replay.live import reached
+from hear.harnesses.pool.reaching import client_of
 from hear.messages import (
     CapabilitiesReported,
     Envelope,
@@ -32,7 +32,7 @@ from hear.messages import (
 )
 from hear.seams import InferenceRequest, InferenceResult
 
-HEAR = (sys.executable, "-m", "hear.cli")
+HEAR = (sys.executable, "-m", "hear.app.cli")
 
 CLUSTER = """
 bus = "{bus}"

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from hear.blocks import pack
-from hear.buses.metrics.collecting import Collecting
-from hear.buses.tap.board import MAX_ENGINES, Board
+from hear.buses.observe.metrics.collecting import Collecting
+from hear.buses.observe.tap.board import MAX_ENGINES, Board
 from hear.codec import open_body
 from hear.delivery import MAX_ENGINES as MAX_EPOCHS
 from hear.delivery import MAX_SCOPES, Arrival, GapDetector, Outbox, Sequencer

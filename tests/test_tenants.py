@@ -13,7 +13,7 @@ from hear.buses.nng.server import hub
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engines.simulated.backend import SimulatedEngine
-from hear.engines.worker import EngineWorker
+from hear.engines.worker.loop import EngineWorker
 from hear.messages import (
     Cancel,
     Control,

@@ -15,11 +15,15 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from hear.app.config import (
+    Line,
+    parse_toml,
+    where,
+)
+from hear.app.own_files import read_own
 from hear.buses.nng.frames import NONCE_BYTES
 from hear.buses.nng.remembered import remember
-from hear.config import Line, parse_toml, where
 from hear.errors import ConfigError, ProtocolError
-from hear.own_files import read_own
 from hear.subjects import Pattern
 
 MIN_SECRET_BYTES: Final = 16

@@ -15,6 +15,8 @@ import msgspec
 import structlog
 import trio
 
+from hear.app.clock import new_epoch
+from hear.app.nursery import unwrapped
 from hear.buses.mailbox import Mailbox, check_stem
 from hear.buses.nng.access import load_key
 from hear.buses.nng.backlog import Bounds
@@ -43,11 +45,9 @@ from hear.buses.nng.member import Member
 from hear.buses.nng.questions import parse
 from hear.buses.nng.readers import NngSubscription, Readers
 from hear.buses.nng.wire import ClientWire
-from hear.clock import new_epoch
 from hear.codec import UNREADABLE, decode, encode
 from hear.errors import BusError, LocalProtocolError, RemoteProtocolError
 from hear.messages import Envelope
-from hear.nursery import unwrapped
 from hear.seams import BusStatistics, SnapshotProvider
 from hear.subjects import stem_of, subject
 

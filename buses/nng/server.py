@@ -13,11 +13,11 @@ from typing import Final
 import structlog
 import trio
 
+from hear.app.clock import new_epoch
+from hear.app.nursery import unwrapped
 from hear.buses.nng.access import Keyring, TlsFiles, load_keyring
 from hear.buses.nng.hub import Hub, HubEvent
 from hear.buses.nng.wire import HubWire
-from hear.clock import new_epoch
-from hear.nursery import unwrapped
 
 _log = structlog.get_logger("hear.hub")
 

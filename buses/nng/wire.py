@@ -23,10 +23,14 @@ from typing import Any, Final
 import pynng
 import trio
 
+from hear.app.own_files import (
+    check_free,
+    is_trusted,
+    read_own,
+)
 from hear.buses.nng.access import TlsFiles
 from hear.buses.nng.frames import MAX_FRAME_BYTES
 from hear.errors import ConfigError
-from hear.own_files import check_free, is_trusted, read_own
 
 _RECONNECT_MIN_MS: Final = 20
 _RECONNECT_MAX_MS: Final = 200

@@ -10,7 +10,7 @@ from math import inf
 import trio
 
 from hear.blocks import pack
-from hear.engines.leases import LeaseBook
+from hear.engines.kv.leases import LeaseBook
 from hear.engines.simulated.contexts import Contexts
 from hear.engines.simulated.controls import Controls
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hear.engines.shared_prefixes import SharedPrefixes
+from hear.engines.kv.shared_prefixes import SharedPrefixes
 from hear.operation import Ref
 
 MAX_CONTEXTS: Final = 100_000

@@ -5,9 +5,8 @@
 
 from collections.abc import Callable, Sequence
 
-from hear.engines.control_table import ControlTable
-from hear.engines.leases import LeaseBook
-from hear.engines.retention import Retention
+from hear.engines.kv.leases import LeaseBook
+from hear.engines.kv.retention import Retention
 from hear.engines.simulated.contexts import Contexts
 from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.placement import Placement
@@ -16,6 +15,7 @@ from hear.engines.simulated.reporting import MODES
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler
 from hear.engines.simulated.tenants import Tenants, blocks_of
+from hear.engines.worker.control_table import ControlTable
 from hear.errors import EngineError
 from hear.messages import (
     Admit,

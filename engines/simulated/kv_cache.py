@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from hear.blocks import pack
-from hear.engines.chains import chains_of
-from hear.engines.eviction import EvictionOrder, Rank
-from hear.engines.leases import LeaseBook
+from hear.engines.kv.chains import chains_of
+from hear.engines.kv.eviction import EvictionOrder, Rank
+from hear.engines.kv.leases import LeaseBook
 from hear.engines.simulated.tenants import hash_of, owner_of
 from hear.messages import BlockChange, BlocksRemoved, BlocksStored, TierPressure
 from hear.operation import Ref

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from hear.config import load_toml, where
+from hear.app.config import load_toml, where
+from hear.app.plugins import nearest
 from hear.errors import ConfigError
-from hear.plugins import nearest
 
 # TOML knows inf, and integers without end; nothing here is either.
 Positive = Annotated[float, Meta(gt=0, lt=1e30)]

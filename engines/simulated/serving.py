@@ -21,12 +21,12 @@ import msgspec
 import structlog
 import trio
 
+from hear.app.connection import check_own_folders, make_own_folders
+from hear.app.nursery import unwrapped
+from hear.app.own_files import check_free
 from hear.codec import UNREADABLE
-from hear.connection import check_own_folders, make_own_folders
 from hear.endpoints import is_host, is_port, scheme_of
 from hear.errors import ConfigError, EngineError, UnservedError
-from hear.nursery import unwrapped
-from hear.own_files import check_free
 from hear.seams import InferenceClient, InferenceRequest, InferenceResult
 
 _log = structlog.get_logger("hear.engine")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from hear import plugins
+from hear.app import plugins
 from hear.blocks import unpack
 from hear.codec import open_body
 from hear.delivery import Sequencer
@@ -25,7 +25,7 @@ from hear.engines.testing.setup import (
     fail,
     require,
 )
-from hear.engines.worker import EngineWorker
+from hear.engines.worker.loop import EngineWorker
 from hear.messages import (
     DEFAULT_TENANT,
     Control,

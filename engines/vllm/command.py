@@ -3,8 +3,13 @@
 import argparse
 from typing import Final
 
-from hear.cli import Command
-from hear.engines.vllm import attach_command, install_command, model_command, serve_command
+from hear.app.cli import Command
+from hear.engines.vllm.attach import command as attach_command
+from hear.engines.vllm.launch import (
+    install_command,
+    model_command,
+    serve_command,
+)
 
 SUBCOMMANDS: Final[dict[str, Command]] = {
     "serve": serve_command.COMMAND,

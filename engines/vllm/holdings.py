@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from hear.blocks import pack
-from hear.engines.chains import chains_of
+from hear.engines.kv.chains import chains_of
 from hear.engines.vllm.identity import Tenants
 from hear.messages import DEFAULT_TENANT, BlockChange, BlocksCleared, BlocksRemoved, BlocksStored
 

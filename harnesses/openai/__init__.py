@@ -6,7 +6,7 @@ Here only so that this can be found without h11, which it needs.
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
-from hear import plugins
+from hear.app import plugins
 
 if TYPE_CHECKING:
     from hear.harnesses.openai.client import OpenAIClient

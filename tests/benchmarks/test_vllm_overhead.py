@@ -23,12 +23,12 @@ from benchmarks.vllm_overhead import (
     percentile,
     ratios,
 )
-from hear import plugins
-from hear.clock import SharedClock
-from hear.connection import connected
+from hear.app import plugins
+from hear.app.clock import SharedClock
+from hear.app.connection import connected
 from hear.errors import EngineError
-from hear.harnesses.bench import servers
-from hear.harnesses.replay.live import find_engines
+from hear.harnesses.eval.bench import servers
+from hear.harnesses.eval.replay.live import find_engines
 from hear.seams import InferenceRequest
 
 

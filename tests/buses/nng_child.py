@@ -4,9 +4,9 @@ import sys
 
 import trio
 
+from hear.app.clock import SharedClock, new_epoch
 from hear.buses.nng.client import connect
 from hear.buses.nng.server import serve
-from hear.clock import SharedClock, new_epoch
 from hear.delivery import Sequencer
 from hear.messages import Key, OperationOutcome, QueueChanged, WaitingRequest
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from hear import cli
-from hear.buses.trace_events import TraceEvents
+from hear.app import cli
+from hear.buses.observe.trace_events import TraceEvents
 from hear.codec import open_body
 from hear.delivery import Sequencer
-from hear.harnesses.replay import mooncake
-from hear.harnesses.replay.results import TurnRecord
-from hear.harnesses.replay.runner import replay
+from hear.harnesses.eval.replay.runner import replay
+from hear.harnesses.eval.report.results import TurnRecord
+from hear.harnesses.eval.workloads import mooncake
 from hear.messages import Envelope, Key, OperationOutcome, Prioritise, RequestOutcome
 from hear.recording import Header, Heard, Record, Recorder, Recording
 

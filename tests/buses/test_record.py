@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from hear import cli, codec, connection
-from hear.buses import record
+from hear import codec
+from hear.app import cli, connection
 from hear.buses.memory import MemoryBus
-from hear.buses.record import BusRecorder
+from hear.buses.observe import record
+from hear.buses.observe.record import BusRecorder
 from hear.delivery import Sequencer
 from hear.errors import BusError
 from hear.messages import Envelope, Key, OperationOutcome, QueueChanged, QueueSnapshot
@@ -275,7 +276,7 @@ def test_a_full_device_is_one_line_and_code_1(capsys: pytest.CaptureFixture[str]
 _KILLED = """
 import os, sys, trio
 from hear.buses.memory import MemoryBus
-from hear.buses.record import BusRecorder
+from hear.buses.observe.record import BusRecorder
 from hear.delivery import Sequencer
 from hear.messages import Key, OperationOutcome
 from hear.recording import Header

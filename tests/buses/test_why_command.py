@@ -10,9 +10,10 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from hear import cli, codec, connection
+from hear import codec
+from hear.app import cli, connection
 from hear.buses.memory import MemoryBus
-from hear.buses.why import command
+from hear.buses.observe.why import command
 from hear.delivery import Sequencer
 from hear.messages import Envelope, Key, QueueChanged, RequestDescribed, RequestOutcome
 from hear.messages import WaitingRequest as Waiting

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from hear.blocks import pack
-from hear.buses.why.facts import Evicted
-from hear.buses.why.residence import Residence
+from hear.buses.observe.why.facts import Evicted
+from hear.buses.observe.why.residence import Residence
 from hear.messages import BlocksCleared, BlocksRemoved, BlocksStored
 
 

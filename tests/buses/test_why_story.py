@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hear.blocks import pack
-from hear.buses.why.facts import Passed, Story
-from hear.buses.why.story import find_story
-from hear.buses.why.telling import sentences
-from hear.buses.why.timeline import timeline
+from hear.buses.observe.why.facts import Passed, Story
+from hear.buses.observe.why.story import find_story
+from hear.buses.observe.why.telling import sentences
+from hear.buses.observe.why.timeline import timeline
 from hear.codec import encode_body, open_body
 from hear.delivery import Sequencer
 from hear.errors import ConfigError
-from hear.harnesses.replay import mooncake
-from hear.harnesses.replay.results import TurnRecord
-from hear.harnesses.replay.runner import replay
+from hear.harnesses.eval.replay.runner import replay
+from hear.harnesses.eval.report.results import TurnRecord
+from hear.harnesses.eval.workloads import mooncake
 from hear.messages import (
     Envelope,
     Hold,

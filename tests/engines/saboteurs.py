@@ -10,14 +10,13 @@ import msgspec
 import pytest
 
 from hear import intake
+from hear.app.control_reader import ControlReader
 from hear.arbitration import Arbiter
 from hear.arbitration import Verdict as Claim
 from hear.codec import KINDS, encode_body, open_body
-from hear.control_reader import ControlReader
-from hear.engines.desk import Desk
-from hear.engines.leases import LeaseBook
-from hear.engines.retention import Retention
-from hear.engines.shared_prefixes import SharedPrefixes
+from hear.engines.kv.leases import LeaseBook
+from hear.engines.kv.retention import Retention
+from hear.engines.kv.shared_prefixes import SharedPrefixes
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.controls import Controls
 from hear.engines.simulated.kv_cache import KvCache
@@ -27,7 +26,8 @@ from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler
 from hear.engines.simulated.tenants import Tenants
 from hear.engines.simulated.waiting import WaitingQueue
-from hear.engines.worker import EngineWorker
+from hear.engines.worker.desk import Desk
+from hear.engines.worker.loop import EngineWorker
 from hear.errors import RemoteProtocolError
 from hear.intake import Intake, Step
 from hear.messages import (
@@ -259,7 +259,7 @@ def what_is_shared_is_released_too(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LEASE-2")
 def scores_count_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("hear.engines.leases.log", lambda score: 0.0)
+    patch.setattr("hear.engines.kv.leases.log", lambda score: 0.0)
 
 
 @breaks("HEAR-LEASE-3", "HEAR-LEASE-4", "HEAR-EFFECT-11", "HEAR-CLAIM-7")

@@ -1,7 +1,7 @@
 """Blocks as chains."""
 
 from hear.blocks import unpack
-from hear.engines.chains import chains_of
+from hear.engines.kv.chains import chains_of
 
 
 def test_neighbours_that_follow_each_other_are_one_chain() -> None:

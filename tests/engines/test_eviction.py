@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.engines.eviction import EvictionOrder, Rank
+from hear.engines.kv.eviction import EvictionOrder, Rank
 
 
 class Model:

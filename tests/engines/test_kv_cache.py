@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hear.blocks import pack, unpack
-from hear.engines.leases import Lease, LeaseBook
+from hear.engines.kv.leases import Lease, LeaseBook
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.tenants import blocks_of
 from hear.messages import BlocksRemoved, BlocksStored

@@ -5,7 +5,7 @@ from math import exp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.engines.leases import Lease, LeaseBook
+from hear.engines.kv.leases import Lease, LeaseBook
 from hear.operation import Ref
 from tests.engines.builders import own
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hear.engines.ledger import Ledger
+from hear.engines.worker.ledger import Ledger
 from hear.errors import ConfigError
 from hear.intake import Answer
 from hear.messages import Key, OperationOutcome, OperationStatus

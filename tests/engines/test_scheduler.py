@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.engines.leases import LeaseBook
+from hear.engines.kv.leases import LeaseBook
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.profile import Scheduler as Limits
 from hear.engines.simulated.request import SimRequest

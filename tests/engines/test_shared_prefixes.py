@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.engines.shared_prefixes import SharedPrefixes
+from hear.engines.kv.shared_prefixes import SharedPrefixes
 
 
 def test_a_context_alone_shares_nothing() -> None:

@@ -15,9 +15,9 @@ from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
-from hear.engines import desk as desk_module
-from hear.engines.ledger import Ledger
-from hear.engines.worker import IDLE_S, EngineWorker
+from hear.engines.worker import desk as desk_module
+from hear.engines.worker.ledger import Ledger
+from hear.engines.worker.loop import IDLE_S, EngineWorker
 from hear.errors import BusError, ConfigError, EngineError
 from hear.messages import (
     DEFAULT_TENANT,

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from hear.errors import ConfigError
-from hear.harnesses.replay import agentic
-from hear.harnesses.replay.lines import shipped
-from hear.harnesses.replay.workload import Session, Turn, Workload
+from hear.harnesses.eval.workloads import agentic
+from hear.harnesses.eval.workloads.lines import shipped
+from hear.harnesses.eval.workloads.workload import (
+    Session,
+    Turn,
+    Workload,
+)
 
 SAMPLE = agentic.load()
 

@@ -6,7 +6,7 @@ import trio.testing
 
 from hear.buses.memory import MemoryBus
 from hear.delivery import Sequencer
-from hear.harnesses.replay.audit import Audit
+from hear.harnesses.eval.replay.audit import Audit
 from hear.messages import (
     BoundWait,
     Key,

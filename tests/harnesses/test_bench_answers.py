@@ -2,7 +2,7 @@
 
 import pytest
 
-from hear.harnesses.bench.answers import differences, num_told
+from hear.harnesses.eval.bench.answers import differences, num_told
 from hear.messages import RequestOutcome
 from hear.messages.outcome import RequestStatus
 from hear.seams import InferenceResult

@@ -8,14 +8,18 @@ from functools import partial
 import pytest
 import trio
 
+from hear.app.cluster import running
 from hear.blocks import hash_tokens
 from hear.buses.memory import MemoryBus
-from hear.cluster import running
 from hear.errors import EngineError
-from hear.harnesses.bench import arm
-from hear.harnesses.bench.arm import ArmResult, serve
-from hear.harnesses.bench.places import STOCK, Place
-from hear.harnesses.bench.script import Script, Shape, generate
+from hear.harnesses.eval.bench import arm
+from hear.harnesses.eval.bench.arm import ArmResult, serve
+from hear.harnesses.eval.bench.places import STOCK, Place
+from hear.harnesses.eval.bench.script import (
+    Script,
+    Shape,
+    generate,
+)
 from hear.messages import RequestOutcome
 from hear.seams import InferenceRequest, InferenceResult
 

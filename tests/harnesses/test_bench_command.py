@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from hear import cli
-from hear.clock import SharedClock
-from hear.connection import connected
+from hear.app import cli
+from hear.app.clock import SharedClock
+from hear.app.connection import connected
 from hear.errors import EngineError
-from hear.harnesses.bench import command, servers
-from hear.harnesses.replay.live import find_engines
+from hear.harnesses.eval.bench import command, servers
+from hear.harnesses.eval.replay.live import find_engines
 
-HEAR = (sys.executable, "-m", "hear.cli")
+HEAR = (sys.executable, "-m", "hear.app.cli")
 SMALL = ["--sessions", "3", "--turns", "2", "--context", "300:600", "--rate", "50", "--think", "0"]
 SIMULATED = ["bench", "--engine", "simulated:rtx-pro-6000-qwen3-8b", *SMALL]
 

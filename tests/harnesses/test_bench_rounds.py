@@ -3,9 +3,13 @@
 from io import StringIO
 from typing import Any
 
-from hear.console import Console
-from hear.harnesses.bench.rounds import order, pair, print_pairs
-from hear.harnesses.replay.results import Row
+from hear.app.console import Console
+from hear.harnesses.eval.bench.rounds import (
+    order,
+    pair,
+    print_pairs,
+)
+from hear.harnesses.eval.report.results import Row
 
 ARMS = ["fcfs", "cache-aware"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.harnesses.replay.charts import (
+from hear.harnesses.eval.report.charts import (
     MAX_NAME,
     Bar,
     Curve,

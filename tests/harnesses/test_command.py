@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hear import cli
-from hear.harnesses.replay import command
-from hear.harnesses.replay.plan import Run, execute
-from hear.harnesses.replay.processes import Finished
+from hear.app import cli
+from hear.harnesses.eval.replay import command
+from hear.harnesses.eval.replay.plan import Run, execute
+from hear.harnesses.eval.replay.processes import Finished
 
 FIELDS = [
     "workload",
@@ -389,7 +389,7 @@ def long_replay(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         [
             sys.executable,
             "-m",
-            "hear.cli",
+            "hear.app.cli",
             "replay",
             "mooncake",
             *words,

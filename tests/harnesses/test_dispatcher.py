@@ -16,7 +16,12 @@ from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.errors import BusError, ConfigError, EngineError, UnservedError
-from hear.harnesses.dispatcher import ROUTE_WAIT_S, ROUTED_S, SETTLE_S, Dispatcher
+from hear.harnesses.pool.dispatcher import (
+    ROUTE_WAIT_S,
+    ROUTED_S,
+    SETTLE_S,
+    Dispatcher,
+)
 from hear.messages import (
     DEFAULT_TENANT,
     Cancel,

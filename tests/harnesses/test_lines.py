@@ -7,7 +7,7 @@ import pytest
 from msgspec import Struct
 
 from hear.errors import ConfigError
-from hear.harnesses.replay.lines import read_lines
+from hear.harnesses.eval.workloads.lines import read_lines
 
 
 class Line(Struct):

@@ -12,11 +12,11 @@ import pytest
 from msgspec import structs
 
 from hear.errors import ConfigError
-from hear.harnesses.replay import mooncake
-from hear.harnesses.replay.lines import read_lines, shipped
-from hear.harnesses.replay.sessions import rebuild
-from hear.harnesses.replay.traces.mooncake import Row, read
-from hear.harnesses.replay.workload import Workload
+from hear.harnesses.eval.workloads import mooncake
+from hear.harnesses.eval.workloads.lines import read_lines, shipped
+from hear.harnesses.eval.workloads.sessions import rebuild
+from hear.harnesses.eval.workloads.traces.mooncake import Row, read
+from hear.harnesses.eval.workloads.workload import Workload
 
 ALL = read([shipped(mooncake.SHIPPED)]).requests
 ALL_ROWS = [row for _, row in read_lines(shipped(mooncake.SHIPPED), Row)]

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from hear import plugins
-from hear.harnesses.replay.nearest import nearest_profile
+from hear.app import plugins
+from hear.harnesses.eval.replay.nearest import nearest_profile
 
 PROFILES = ["h100-qwen3-8b", "rtx-pro-6000-qwen3-8b"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from hear import plugins
+from hear.app import plugins
 from hear.errors import ConfigError, EngineError
 from hear.harnesses.openai.client import OpenAIClient, connect
 from hear.seams import InferenceRequest, InferenceResult

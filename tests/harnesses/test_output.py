@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hear.errors import ConfigError
-from hear.harnesses.replay.output import check_outputs, write_whole
+from hear.harnesses.eval.report.output import check_outputs, write_whole
 
 
 def test_two_outputs_may_not_be_one_file(tmp_path: Path) -> None:

@@ -9,8 +9,13 @@ import msgspec
 import pytest
 
 from hear.errors import ConfigError
-from hear.harnesses.replay.plan import Plan, Run, Source, execute
-from hear.harnesses.replay.runner import replay
+from hear.harnesses.eval.replay.plan import (
+    Plan,
+    Run,
+    Source,
+    execute,
+)
+from hear.harnesses.eval.replay.runner import replay
 
 SMALL = Source(name="scbench", sessions=4)
 ENGINE = "rtx-pro-6000-qwen3-8b"

@@ -4,8 +4,8 @@ import multiprocessing
 
 import pytest
 
-from hear.harnesses.replay.plan import Run, Source
-from hear.harnesses.replay.processes import Finished, run_all
+from hear.harnesses.eval.replay.plan import Run, Source
+from hear.harnesses.eval.replay.processes import Finished, run_all
 
 
 def run(policy: str = "fcfs", *, sessions: int = 2, engine: str = "rtx-pro-6000-qwen3-8b") -> Run:

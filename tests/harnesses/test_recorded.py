@@ -6,14 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from hear import cli
+from hear.app import cli
 from hear.blocks import pack
 from hear.delivery import Sequencer
 from hear.errors import ConfigError
-from hear.harnesses.replay import agentic, mooncake, recorded, scbench
-from hear.harnesses.replay.results import RunResult
-from hear.harnesses.replay.runner import replay
-from hear.harnesses.replay.workload import Workload
+from hear.harnesses.eval.replay.runner import replay
+from hear.harnesses.eval.report.results import RunResult
+from hear.harnesses.eval.workloads import (
+    agentic,
+    mooncake,
+    recorded,
+    scbench,
+)
+from hear.harnesses.eval.workloads.workload import Workload
 from hear.messages import (
     BlocksStored,
     ContextPaused,

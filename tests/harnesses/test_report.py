@@ -14,12 +14,22 @@ from xml.etree import ElementTree
 import pytest
 from msgspec import structs
 
-from hear.harnesses.replay.comparison import compare
-from hear.harnesses.replay.figures import distribution, occupancy, scenes
-from hear.harnesses.replay.report import page, write_report
-from hear.harnesses.replay.report_tables import TIMES
-from hear.harnesses.replay.results import ProtocolCost, Row, RunResult, Sample, TurnRecord
-from hear.harnesses.replay.timelines import choose_sessions
+from hear.harnesses.eval.report.comparison import compare
+from hear.harnesses.eval.report.figures import (
+    distribution,
+    occupancy,
+    scenes,
+)
+from hear.harnesses.eval.report.page import page, write_report
+from hear.harnesses.eval.report.page_tables import TIMES
+from hear.harnesses.eval.report.results import (
+    ProtocolCost,
+    Row,
+    RunResult,
+    Sample,
+    TurnRecord,
+)
+from hear.harnesses.eval.report.timelines import choose_sessions
 
 POLICIES = (
     "fcfs",

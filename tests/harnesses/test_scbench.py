@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hear.errors import ConfigError
-from hear.harnesses.replay.scbench import TASKS, generate
+from hear.harnesses.eval.workloads.scbench import TASKS, generate
 
 
 def test_the_fitted_workload_has_the_shape_that_it_was_fitted_with() -> None:

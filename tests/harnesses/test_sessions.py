@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from hear.harnesses.replay.lines import shipped
-from hear.harnesses.replay.mooncake import SHIPPED
-from hear.harnesses.replay.sessions import rebuild
-from hear.harnesses.replay.traces.mooncake import read
-from hear.harnesses.replay.traces.trace import TracedRequest
+from hear.harnesses.eval.workloads.lines import shipped
+from hear.harnesses.eval.workloads.mooncake import SHIPPED
+from hear.harnesses.eval.workloads.sessions import rebuild
+from hear.harnesses.eval.workloads.traces.mooncake import read
+from hear.harnesses.eval.workloads.traces.trace import TracedRequest
 
 REQUESTS = read([shipped(SHIPPED)]).requests
 

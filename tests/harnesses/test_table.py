@@ -6,11 +6,20 @@ from typing import Any
 import pytest
 from rich.console import Console  # noqa: TID251, of any width, terminal and encoding
 
-from hear.harnesses.replay.comparison import scope_of
-from hear.harnesses.replay.report import page
-from hear.harnesses.replay.results import ProtocolCost, Row, RunResult
-from hear.harnesses.replay.table import cost_table, print_results, results_table, self_checks
-from hear.harnesses.replay.workload import LeftOut
+from hear.harnesses.eval.report.comparison import scope_of
+from hear.harnesses.eval.report.page import page
+from hear.harnesses.eval.report.results import (
+    ProtocolCost,
+    Row,
+    RunResult,
+)
+from hear.harnesses.eval.report.table import (
+    cost_table,
+    print_results,
+    results_table,
+    self_checks,
+)
+from hear.harnesses.eval.workloads.workload import LeftOut
 
 
 def row(policy: str = "fcfs", **changes: Any) -> Row:

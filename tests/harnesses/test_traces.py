@@ -12,12 +12,16 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from hear.errors import ConfigError
-from hear.harnesses import play_command
-from hear.harnesses.replay.plan import Source
-from hear.harnesses.replay.runner import replay
-from hear.harnesses.replay.traces import formats
-from hear.harnesses.replay.traces.trace import Budget, Trace
-from hear.harnesses.replay.workload import Session, Turn, Workload
+from hear.harnesses.eval.replay import play_command
+from hear.harnesses.eval.replay.plan import Source
+from hear.harnesses.eval.replay.runner import replay
+from hear.harnesses.eval.workloads.traces import formats
+from hear.harnesses.eval.workloads.traces.trace import Budget, Trace
+from hear.harnesses.eval.workloads.workload import (
+    Session,
+    Turn,
+    Workload,
+)
 from hear.messages import CapabilitiesReported
 
 
@@ -507,12 +511,12 @@ def test_a_pipe_and_an_empty_folder_are_told(tmp_path: Path) -> None:
 def test_what_a_trace_may_take_of_memory_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hear.harnesses.replay.traces.trace.MAX_IDS", 5)
+    monkeypatch.setattr("hear.harnesses.eval.workloads.traces.trace.MAX_IDS", 5)
     budget = Budget()
     budget.take("x:1", [1, 2, 3])
     with pytest.raises(ConfigError, match="x:2: got more than 5 ids in their prompts up to here"):
         budget.take("x:2", [4, 5, 6])
-    monkeypatch.setattr("hear.harnesses.replay.traces.trace.MAX_REQUESTS", 2)
+    monkeypatch.setattr("hear.harnesses.eval.workloads.traces.trace.MAX_REQUESTS", 2)
     with pytest.raises(ConfigError, match=r"csv:4: got more than 2 requests up to here"):
         load(written(tmp_path / "many.csv", BURST, *["1,5,5"] * 3))
     assert isinstance(formats.read(tmp_path / "many.csv", first=2), Trace)

@@ -8,7 +8,7 @@ from math import inf
 import pytest
 import trio
 
-from hear.clock import SharedClock, new_epoch
+from hear.app.clock import SharedClock, new_epoch
 
 
 def test_trio_tells_the_time_of_the_unix_epoch_and_sleeps_by_it() -> None:
@@ -33,7 +33,7 @@ def test_a_step_of_the_wall_clock_moves_no_deadline(monkeypatch: pytest.MonkeyPa
 
 
 def test_two_processes_agree() -> None:
-    code = "from hear.clock import SharedClock; print(SharedClock().current_time())"
+    code = "from hear.app.clock import SharedClock; print(SharedClock().current_time())"
     theirs = float(subprocess.check_output([sys.executable, "-c", code]))
     assert SharedClock().current_time() == pytest.approx(theirs, abs=5.0)
 

@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
+from hear.app.cluster import Cluster, running
 from hear.blocks import pack
-from hear.cluster import Cluster, running
 from hear.codec import open_body
 from hear.engine_view import EngineViews
 from hear.errors import ConfigError

@@ -4,7 +4,7 @@ from typing import Annotated
 import pytest
 from msgspec import Meta, Struct, field
 
-from hear.config import load_toml
+from hear.app.config import load_toml
 from hear.errors import ConfigError
 
 

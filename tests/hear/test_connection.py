@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from hear.connection import default_url, run
+from hear.app.connection import default_url, run
 from hear.errors import BusError, ConfigError, HearError
 
 
@@ -48,7 +48,7 @@ def test_a_signal_ends_the_command(
     number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The timer that ends a process which is late must not end this one.
-    monkeypatch.setattr("hear.connection.END_WITHIN_S", 3_600.0)
+    monkeypatch.setattr("hear.app.connection.END_WITHIN_S", 3_600.0)
 
     async def main() -> int:
         os.kill(os.getpid(), number)

@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from hear.app.control_reader import SLICE, ControlReader
 from hear.buses.memory import MemoryBus
-from hear.control_reader import SLICE, ControlReader
 from hear.delivery import Sequencer
 from hear.messages import Envelope, Key, Prioritise
 
@@ -36,8 +36,8 @@ async def test_a_reader_rests_as_its_share_says(
 ) -> None:
     """A slice takes 0.125 s of processor time here, and two of them are what may be had at once."""
     spent = count()
-    monkeypatch.setattr("hear.control_reader.time.thread_time", lambda: next(spent) * 0.125)
-    monkeypatch.setattr("hear.control_reader.BURST_S", 0.25)
+    monkeypatch.setattr("hear.app.control_reader.time.thread_time", lambda: next(spent) * 0.125)
+    monkeypatch.setattr("hear.app.control_reader.BURST_S", 0.25)
     engine, sender = Engine(), Sequencer("p")
     async with (
         MemoryBus() as bus,

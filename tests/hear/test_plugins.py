@@ -2,7 +2,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from hear import plugins
+from hear.app import plugins
 from hear.errors import PluginError
 from hear.subjects import Pattern
 

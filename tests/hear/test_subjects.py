@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear import plugins
+from hear.app import plugins
 from hear.errors import LocalProtocolError
 from hear.messages import (
     Cancel,

@@ -14,8 +14,8 @@ import pytest
 import structlog
 import trio
 
+from hear.app.supervisor import Part, Supervisor
 from hear.errors import ConfigError
-from hear.supervisor import Part, Supervisor
 
 SLEEPER = "import time; time.sleep(60)"
 STUBBORN = (
@@ -120,7 +120,7 @@ async def test_one_that_will_not_end_is_killed_in_time() -> None:
 async def test_parts_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     code = f"""
 import sys, trio
-from hear.supervisor import Part, Supervisor
+from hear.app.supervisor import Part, Supervisor
 part = Part("child", (sys.executable, "-c", {ENDS_WITH_PARENT!r}))
 supervisor = Supervisor(on_start=lambda part, pid: print(pid, flush=True))
 trio.run(supervisor.run, [part])

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from hear.config import load_toml
+from hear.app.config import load_toml
+from hear.app.supervisor import Part
+from hear.app.up import (
+    DEFAULT,
+    ClusterConfig,
+    plan,
+)
 from hear.errors import ConfigError, HearError
-from hear.supervisor import Part
-from hear.up import DEFAULT, ClusterConfig, plan
 
 
 def planned(tmp_path: Path, text: str) -> tuple[str, dict[str, Part]]:

@@ -4,7 +4,7 @@ from hear.blocks import pack
 from hear.compatibility import in_words
 from hear.messages import CapabilitiesReported, Key, RequestDescribed
 from hear.policies.cache_aware import CacheAware
-from hear.policies.mismatches import Mismatches
+from hear.policies.runtime.mismatches import Mismatches
 from tests.policies.stage import ENGINE, Stage
 
 

@@ -44,7 +44,7 @@ from hear.messages import (
 )
 from hear.operation import Operation
 from hear.policies.guard import Guard
-from hear.policies.runner import PolicyRunner
+from hear.policies.runtime.runner import PolicyRunner
 from hear.seams import Ask, Policy, Verdict
 from hear.subjects import stem
 
@@ -636,7 +636,7 @@ def standing(engine: Engine) -> list[float]:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hear.policies.runner.MAX_OPEN", 3)
+    monkeypatch.setattr("hear.policies.runtime.runner.MAX_OPEN", 3)
 
 
 @pytest.mark.usefixtures("few")
@@ -678,7 +678,7 @@ async def test_requirements_never_give_way_and_are_sent_beyond_the_limit() -> No
 async def test_a_policy_that_floods_an_engine_that_is_gone_stays_within_bounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hear.policies.runner.MAX_REQUIRED", 20)
+    monkeypatch.setattr("hear.policies.runtime.runner.MAX_REQUIRED", 20)
     required = [
         Ask(BoundWait(max_wait_s=5.0, force="requirement"), Key(request=f"r{n}", engine="e"))
         for n in range(50)
@@ -807,7 +807,7 @@ async def test_a_policy_that_does_not_return_is_left_out_and_the_others_go_on(
 
 
 async def test_one_that_catches_even_that_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hear.policies.watchdog._AGAIN_S", 0.05)
+    monkeypatch.setattr("hear.policies.runtime.watchdog._AGAIN_S", 0.05)
 
     def stubborn(h: HarnessView, s: EngineViews) -> Iterable[Ask]:
         for _ in range(3):

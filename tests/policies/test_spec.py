@@ -8,7 +8,7 @@ from hear.engine_view import EngineViews
 from hear.errors import ConfigError, PluginError
 from hear.harness_view import HarnessView
 from hear.policies.guard import Guard
-from hear.policies.spec import parse
+from hear.policies.runtime.spec import parse
 from hear.seams import Ask
 
 

@@ -315,7 +315,7 @@ class RunningHub:
         arguments = ["run", "bus", "--bus", self.url, "--keys", str(self.keys["keyring"])]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hear.cli", *arguments], cwd=ROOT, stdout=log, stderr=log
+                [sys.executable, "-m", "hear.app.cli", *arguments], cwd=ROOT, stdout=log, stderr=log
             )
         until = time.monotonic() + 20.0
         while "hub.listening" not in self.log:

@@ -16,22 +16,25 @@ import msgspec
 import pytest
 import trio
 
-from hear import cli, codec, config
+from hear import codec
+from hear.app import cli, config
+from hear.app.up import ClusterConfig, plan
 from hear.blocks import pack
 from hear.buses.memory import MemoryBus
 from hear.buses.nng.access import load_keyring
-from hear.buses.why.around import Around
-from hear.buses.why.residence import Residence
-from hear.engines.ledger import Ledger
+from hear.buses.observe.why.around import Around
+from hear.buses.observe.why.residence import Residence
 from hear.engines.simulated import serving
 from hear.engines.simulated.backend import create
-from hear.engines.vllm.attached_requests import OwnRequest, _take
+from hear.engines.vllm.attach.requests import OwnRequest, _take
 from hear.engines.vllm.metrics_page import read_page
+from hear.engines.worker.ledger import Ledger
 from hear.errors import ConfigError, EngineError, RemoteProtocolError
-from hear.harnesses.bench import script
+from hear.harnesses.eval.bench import script
+from hear.harnesses.eval.replay import live
+from hear.harnesses.eval.workloads import recorded
 from hear.harnesses.openai.client import connect
 from hear.harnesses.openai.dialect import Answer, failure
-from hear.harnesses.replay import live, recorded
 from hear.messages import (
     BlocksStored,
     CapabilitiesReported,
@@ -45,7 +48,6 @@ from hear.messages import (
 )
 from hear.recording import MAGIC, Header, Heard, Recorder, opened
 from hear.seams import InferenceRequest
-from hear.up import ClusterConfig, plan
 from tests.harnesses.http_server import begin, end, say_raw
 from tests.harnesses.http_server import serving as http_serving
 from tests.hear.builders import envelope
@@ -73,10 +75,10 @@ def altered(sent: Envelope, **fields: Any) -> Envelope:
 
 # Decoders of what a process has made itself: nobody else can write there.
 OUR_OWN = {
-    "harnesses/replay/processes.py",  # from a child of ours, over a pipe
+    "harnesses/eval/replay/processes.py",  # from a child of ours, over a pipe
     "engines/vllm/hints.py",  # what was encoded in the same line, and plain values
-    "engines/vllm/settings.py",  # values that were read already
-    "engines/vllm/model_command.py",
+    "engines/vllm/plugin/settings.py",  # values that were read already
+    "engines/vllm/launch/model_command.py",
 }
 
 

@@ -17,19 +17,19 @@ import pytest
 import trio
 import trio.testing
 
-from hear import cli, plugins
+from hear.app import cli, plugins
+from hear.app.config import load_toml
 from hear.blocks import pack
 from hear.buses.memory import MemoryBus
-from hear.config import load_toml
 from hear.endpoints import is_host, scheme_of
 from hear.engines.simulated import profile, serving
 from hear.engines.simulated.backend import create
 from hear.errors import ConfigError, HearError, PluginError
-from hear.harnesses.bench import places
+from hear.harnesses.eval.bench import places
+from hear.harnesses.eval.replay.live import find_engines, play
+from hear.harnesses.eval.workloads import scbench
 from hear.harnesses.openai.http import Address
-from hear.harnesses.reaching import client_of, hasher_of
-from hear.harnesses.replay import scbench
-from hear.harnesses.replay.live import find_engines, play
+from hear.harnesses.pool.reaching import client_of, hasher_of
 from hear.messages import (
     DEFAULT_TENANT,
     CapabilitiesReported,
@@ -286,8 +286,8 @@ def test_hosts_and_schemes() -> None:
 def test_a_servers_address_that_would_be_told_to_all_holds_no_password() -> None:
     pytest.importorskip("httpx")
     pytest.importorskip("zmq")
-    from hear.engines.vllm.kv_sockets import check_endpoint
-    from hear.engines.vllm.server import check_url
+    from hear.engines.vllm.attach.kv_sockets import check_endpoint
+    from hear.engines.vllm.launch.server import check_url
 
     for url in [url for url in NOWHERE if url.strip().startswith("http")]:
         with pytest.raises(ConfigError) as caught:
@@ -397,7 +397,7 @@ def test_no_name_in_a_recording_is_opened_or_run_by_a_replay(
     monkeypatch.chdir(here)
     monkeypatch.setattr(profile, "load_toml", noting)
     hostile_recording(tmp_path / "r.hear", name)
-    from hear.harnesses.replay import command, plan
+    from hear.harnesses.eval.replay import command, plan
 
     def run_here(runs: list[plan.Run], *more: object) -> list[object]:
         """What else the processes of a replay would do."""
@@ -471,24 +471,24 @@ def test_an_error_about_a_received_name_is_a_short_line(
 FOLDERS = ("hear", "buses", "engines", "harnesses", "policies", "benchmarks", "examples")
 
 TYPED = {
-    ("policies/spec.py", "parse"): "policies that the user names; see POLICIES",
-    ("engines/command.py", "run"): "--kind of hear run engine",
+    ("policies/runtime/spec.py", "parse"): "policies that the user names; see POLICIES",
+    ("engines/worker/command.py", "run"): "--kind of hear run engine",
 }
 """Who may load what is named by a path: each with where the path is typed."""
 
 POLICIES = {
-    ("hear/cluster.py", "running"): "an argument that code gives; what gives it is in RUNNING",
-    ("hear/up.py", "_policies"): "the user's cluster.toml",
-    ("harnesses/replay/command.py", "_plan"): "--policy of hear replay",
-    ("harnesses/bench/command.py", "_arms"): "--policy of hear bench",
-    ("harnesses/bench/arm.py", "_policies"): "an arm of --policy of hear bench",
-    ("harnesses/bench/places.py", "fresh"): "an arm of --policy of hear bench",
-    ("policies/command.py", "run"): "the policy of hear run policy",
+    ("hear/app/cluster.py", "running"): "an argument that code gives; what gives it is in RUNNING",
+    ("hear/app/up.py", "_policies"): "the user's cluster.toml",
+    ("harnesses/eval/replay/command.py", "_plan"): "--policy of hear replay",
+    ("harnesses/eval/bench/command.py", "_arms"): "--policy of hear bench",
+    ("harnesses/eval/bench/arm.py", "_policies"): "an arm of --policy of hear bench",
+    ("harnesses/eval/bench/places.py", "fresh"): "an arm of --policy of hear bench",
+    ("policies/runtime/command.py", "run"): "the policy of hear run policy",
 }
 """Who may have policies parsed, whose names may be paths."""
 
 RUNNING = {
-    ("harnesses/replay/runner.py", "Replay.main"): "--policy and --engine of hear replay",
+    ("harnesses/eval/replay/runner.py", "Replay.main"): "--policy and --engine of hear replay",
     ("benchmarks/engine.py", "serve"): "names written there",
     ("benchmarks/soak.py", "soak"): "names written there",
     ("examples/in_process.py", "main"): "names written there",
@@ -496,39 +496,42 @@ RUNNING = {
 """Who may start a cluster in one process, by names of policies and of a profile."""
 
 PROFILES = {
-    ("hear/cluster.py", "running"): "as in POLICIES",
-    ("hear/up.py", "_simulated"): "the user's cluster.toml",
-    ("engines/command.py", "run"): "--profile of hear run engine",
+    ("hear/app/cluster.py", "running"): "as in POLICIES",
+    ("hear/app/up.py", "_simulated"): "the user's cluster.toml",
+    ("engines/worker/command.py", "run"): "--profile of hear run engine",
     ("engines/simulated/backend.py", "create"): "what all of these go through",
-    ("harnesses/replay/command.py", "_plan"): "--engine, or the nearest of those written there",
-    ("harnesses/replay/nearest.py", "nearest_profile.differs"): "those written in the command",
-    ("harnesses/bench/command.py", "_engine"): "--engine of hear bench",
+    (
+        "harnesses/eval/replay/command.py",
+        "_plan",
+    ): "--engine, or the nearest of those written there",
+    ("harnesses/eval/replay/nearest.py", "nearest_profile.differs"): "those written in the command",
+    ("harnesses/eval/bench/command.py", "_engine"): "--engine of hear bench",
     ("benchmarks/engine.py", "serve_alone"): "a name written there",
     ("benchmarks/day.py", "Day._engine"): "a name written there",
 }
 """Who may make an engine of a profile, whose name may be the path of a file."""
 
 COMPUTED = {
-    ("hear/cli.py", "main"): "one of names()",
-    ("hear/run.py", "configure"): "one of names()",
-    ("hear/connection.py", "connected"): "a scheme that check_url has found among names()",
-    ("hear/up.py", "plan"): "a kind that was found among names()",
-    ("hear/up.py", "_simulated"): "a kind that plan has found among names()",
-    ("hear/cluster.py", "running"): "an argument that code gives; see RUNNING",
+    ("hear/app/cli.py", "main"): "one of names()",
+    ("hear/app/run.py", "configure"): "one of names()",
+    ("hear/app/connection.py", "connected"): "a scheme that check_url has found among names()",
+    ("hear/app/up.py", "plan"): "a kind that was found among names()",
+    ("hear/app/up.py", "_simulated"): "a kind that plan has found among names()",
+    ("hear/app/cluster.py", "running"): "an argument that code gives; see RUNNING",
 }
 """Who may ask ``load_installed`` for a name that is not written in the call."""
 
 IMPORTING = {
-    ("importlib.import_module", "hear/plugins.py", "_load"): "all doors lead here",
-    ("importlib.metadata.EntryPoint", "hear/plugins.py", "load_typed"): "of what was typed",
-    ("importlib.metadata.EntryPoint", "hear/plugins.py", "_installed"): "its type",
-    ("importlib.metadata.EntryPoint", "hear/plugins.py", "_load"): "its type",
-    ("importlib.metadata.entry_points", "hear/plugins.py", "_installed"): "of one group",
-    ("importlib.metadata.entry_points", "hear/plugins.py", "names"): "of one group",
+    ("importlib.import_module", "hear/app/plugins.py", "_load"): "all doors lead here",
+    ("importlib.metadata.EntryPoint", "hear/app/plugins.py", "load_typed"): "of what was typed",
+    ("importlib.metadata.EntryPoint", "hear/app/plugins.py", "_installed"): "its type",
+    ("importlib.metadata.EntryPoint", "hear/app/plugins.py", "_load"): "its type",
+    ("importlib.metadata.entry_points", "hear/app/plugins.py", "_installed"): "of one group",
+    ("importlib.metadata.entry_points", "hear/app/plugins.py", "names"): "of one group",
     ("importlib.import_module", "benchmarks/peer.py", "make_radix_tree"): "a literal, optional",
     ("importlib.util.find_spec", "benchmarks/bus.py", "measure"): "a literal",
     ("importlib.util.find_spec", "engines/vllm/versions.py", "installed"): "a literal",
-    ("importlib.util.find_spec", "harnesses/bench/command.py", "_engine"): "a literal",
+    ("importlib.util.find_spec", "harnesses/eval/bench/command.py", "_engine"): "a literal",
 }
 """What imports by name or finds what can be imported."""
 
@@ -538,12 +541,20 @@ PROCESSES = {
     ("subprocess.Popen", "benchmarks/faults.py", "measure_ended"): "commands written there",
     ("subprocess.Popen", "benchmarks/kills.py", "cluster"): "hear, with a file written there",
     ("trio.run_process", "benchmarks/vllm_overhead.py", "_flooded.send"): "this module again",
-    ("subprocess.Popen", "engines/vllm/process.py", "run_under_supervisor"): "what was typed",
-    ("os.execve", "engines/vllm/process.py", "become"): "what was typed",
-    ("subprocess.run", "engines/vllm/install_command.py", "run"): "pip, with typed options",
-    ("subprocess.run", "harnesses/bench/servers.py", "carry_out"): "hear, with typed options",
-    ("trio.lowlevel.open_process", "harnesses/bench/servers.py", "running"): "the same",
-    ("trio.lowlevel.open_process", "hear/supervisor.py", "Supervisor._run_once"): "cluster.toml",
+    (
+        "subprocess.Popen",
+        "engines/vllm/launch/process.py",
+        "run_under_supervisor",
+    ): "what was typed",
+    ("os.execve", "engines/vllm/launch/process.py", "become"): "what was typed",
+    ("subprocess.run", "engines/vllm/launch/install_command.py", "run"): "pip, with typed options",
+    ("subprocess.run", "harnesses/eval/bench/servers.py", "carry_out"): "hear, with typed options",
+    ("trio.lowlevel.open_process", "harnesses/eval/bench/servers.py", "running"): "the same",
+    (
+        "trio.lowlevel.open_process",
+        "hear/app/supervisor.py",
+        "Supervisor._run_once",
+    ): "cluster.toml",
 }
 """What starts a process, and whose words its command line holds: those of nobody on a bus."""
 
@@ -557,7 +568,7 @@ _STARTS = re.compile(
     r"os\.(system|popen|exec\w*|spawn\w*|posix_spawn\w*)|trio\.(lowlevel\.open_process|run_process)|"
     r"subprocess\.(?!DEVNULL$|PIPE$|TimeoutExpired$).*|asyncio\.create_subprocess_\w+"
 )
-_DOOR = re.compile(r"hear\.plugins\.load\w*")
+_DOOR = re.compile(r"hear\.app\.plugins\.load\w*")
 
 
 @pytest.fixture(scope="module")
@@ -600,7 +611,7 @@ def test_the_walk_sees_what_is_there(tree: list[Found]) -> None:
 
 
 def test_only_what_a_user_has_typed_may_be_a_path(tree: list[Found]) -> None:
-    typed = [found for found in tree if found.use.what == "hear.plugins.load_typed"]
+    typed = [found for found in tree if found.use.what == "hear.app.plugins.load_typed"]
     assert where(typed) == set(TYPED)
 
 
@@ -620,12 +631,12 @@ def test_every_door_is_asked_for_a_group_that_is_written_there(tree: list[Found]
 
 
 def test_policies_and_profiles_are_named_by_users_and_code_alone(tree: list[Found]) -> None:
-    parsed = [found for found in tree if found.use.what == "hear.policies.spec.parse"]
+    parsed = [found for found in tree if found.use.what == "hear.policies.runtime.spec.parse"]
     assert calls(tree, "parts", "policy-spec") | where(parsed) == set(POLICIES)
     named = ("hear.engines.simulated.profile.load_profile", "hear.engines.simulated.backend.create")
     made = [found for found in tree if found.use.what in named]
     assert calls(tree, "engines") | where(made) == set(PROFILES)
-    started = [found for found in tree if found.use.what == "hear.cluster.running"]
+    started = [found for found in tree if found.use.what == "hear.app.cluster.running"]
     assert where(started) == set(RUNNING)
 
 
@@ -659,9 +670,9 @@ def test_processes_are_started_here_alone(tree: list[Found]) -> None:
         "import subprocess\nsubprocess.run('x', shell=True)",
         "import os\nos.system('x')",
         "import sys\nsys.modules['os']",
-        "from hear.plugins import load_typed as load\nload('clients', x)",
-        "import hear.plugins\nhear.plugins.load_typed('clients', x)",
-        "from hear import plugins as p\nf(p.load_typed)",
+        "from hear.app.plugins import load_typed as load\nload('clients', x)",
+        "import hear.app.plugins\nhear.app.plugins.load_typed('clients', x)",
+        "from hear.app import plugins as p\nf(p.load_typed)",
     ],
 )
 def test_a_new_use_is_seen_whatever_it_is_called(source: str, tmp_path: Path) -> None:

@@ -20,28 +20,32 @@ from rich.table import Table
 from rich.text import Text
 from textual.pilot import Pilot
 
-from hear import cli, log, output
+from hear.app import (
+    cli,
+    log,
+    output,
+)
+from hear.app.console import Console
 from hear.buses.memory import MemoryBus
 from hear.buses.nng import server
-from hear.buses.tap import status_command
-from hear.buses.tap.board import Board, Picture
-from hear.buses.tap.lines import Lines
-from hear.buses.tap.reading import read
-from hear.buses.tap.records import Records
-from hear.buses.tap.screen import LastWarning, TapScreen
-from hear.buses.tap.status import look
-from hear.buses.why import command as why
-from hear.console import Console
+from hear.buses.observe.tap import status_command
+from hear.buses.observe.tap.board import Board, Picture
+from hear.buses.observe.tap.lines import Lines
+from hear.buses.observe.tap.reading import read
+from hear.buses.observe.tap.records import Records
+from hear.buses.observe.tap.screen import LastWarning, TapScreen
+from hear.buses.observe.tap.status import look
+from hear.buses.observe.why import command as why
 from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView
-from hear.harnesses import play_command
-from hear.harnesses.replay.report import page
-from hear.harnesses.replay.table import print_results
+from hear.harnesses.eval.replay import play_command
+from hear.harnesses.eval.report.page import page
+from hear.harnesses.eval.report.table import print_results
 from hear.messages import CapabilitiesReported, Key, QueueChanged, RequestDescribed
-from hear.policies import runner
-from hear.policies.runner import PolicyRunner
+from hear.policies.runtime import runner
+from hear.policies.runtime.runner import PolicyRunner
 from tests.buses.nng_peers import Net, tenants
 from tests.buses.tap.builders import foreign
 from tests.buses.tap.test_follow import Remembering
@@ -282,8 +286,8 @@ def test_an_export(name: str, tmp_path: Path, capsys: Capsys) -> None:
 def test_the_page_that_prometheus_reads(name: str) -> None:
     from prometheus_client import CollectorRegistry, generate_latest
 
-    from hear.buses.metrics.bus_statistics import BusStatisticsCollector
-    from hear.buses.metrics.families import Families
+    from hear.buses.observe.metrics.bus_statistics import BusStatisticsCollector
+    from hear.buses.observe.metrics.families import Families
     from hear.seams import BusStatistics, SubscriptionStatistics
 
     registry = CollectorRegistry()
@@ -465,7 +469,7 @@ def test_errors_of_the_command_line(name: str, capsys: Capsys) -> None:
 def test_what_nobody_caught(how: str) -> None:
     code = (
         "import sys\nfrom threading import Thread\nfrom warnings import warn\n"
-        "from hear import output\n"
+        "from hear.app import output\n"
         "output.show_uncaught()\nE, W, n = ValueError, RuntimeWarning, sys.argv[1]\n"
         "def f(): raise E(n)\n"
         "class D:\n    def __del__(self): raise E(n)\n"
@@ -482,7 +486,7 @@ def test_what_nobody_caught(how: str) -> None:
 
 def test_a_program_shows_what_it_did_not_expect_in_the_same_way() -> None:
     code = (
-        "import sys\nfrom hear import cli, plugins\n"
+        "import sys\nfrom hear.app import cli, plugins\n"
         "def load(group, name): raise ValueError(sys.argv[1])\n"
         "plugins.load_installed = load\nsys.exit(cli.main())\n"
     )
@@ -497,7 +501,8 @@ def test_a_program_shows_what_it_did_not_expect_in_the_same_way() -> None:
 def test_no_log_of_a_command_is_left_as_it_comes() -> None:
     """hear metrics says nothing of where its log goes."""
     code = (
-        "import sys, structlog\nfrom hear import cli\nfrom hear.buses.metrics import command\n"
+        "import sys, structlog\nfrom hear.app import cli\n"
+        "from hear.buses.observe.metrics import command\n"
         "def run(namespace):\n"
         "    structlog.get_logger('x').warning('spans.failed', error=namespace.bus)\n"
         "    return 0\n"

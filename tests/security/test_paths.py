@@ -15,26 +15,31 @@ from typing import Final
 import pytest
 import trio
 
-from hear import cli
+from hear.app import cli
+from hear.app.config import load_toml
+from hear.app.connection import (
+    cluster_directory,
+    connected,
+    make_own_folders,
+    run_directory,
+)
+from hear.app.own_files import check_socket, own_folder
+from hear.app.up import ClusterConfig, plan
 from hear.buses.nng import client
 from hear.buses.nng.access import load_key, load_keyring
 from hear.buses.nng.command import check_reach
 from hear.buses.nng.server import hub
-from hear.config import load_toml
-from hear.connection import cluster_directory, connected, make_own_folders, run_directory
-from hear.engines.ledger import Ledger
 from hear.engines.simulated import serving
 from hear.engines.simulated.backend import create
+from hear.engines.worker.ledger import Ledger
 from hear.errors import BusError, ConfigError, EngineError, PluginError
-from hear.harnesses.replay.output import check_recording, write_whole
+from hear.harnesses.eval.report.output import check_recording, write_whole
 from hear.intake import Answer
 from hear.messages import Key, OperationOutcome
-from hear.own_files import check_socket, own_folder
-from hear.policies.spec import parse
-from hear.up import ClusterConfig, plan
+from hear.policies.runtime.spec import parse
 from tests.secret_files import write_secret
 
-HEAR: Final = (sys.executable, "-m", "hear.cli")
+HEAR: Final = (sys.executable, "-m", "hear.app.cli")
 OTHER: Final = 65_534
 SECRET: Final = "0123456789abcdef" * 4
 

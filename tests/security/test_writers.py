@@ -13,17 +13,17 @@ SHIPPED: Final = ("hear", "buses", "engines", "harnesses", "policies")
 BENCHMARKS: Final = ("benchmarks", "examples")
 
 MAY: Final = {
-    "hear/output.py": {"print", "sys.stdout", "sys.stderr", "sys.excepthook"},
-    "hear/console.py": {"rich.console.Console"},
-    "hear/log.py": {"sys.stderr", "structlog.configure", "structlog.PrintLoggerFactory"},
+    "hear/app/output.py": {"print", "sys.stdout", "sys.stderr", "sys.excepthook"},
+    "hear/app/console.py": {"rich.console.Console"},
+    "hear/app/log.py": {"sys.stderr", "structlog.configure", "structlog.PrintLoggerFactory"},
     # A thread of its own writes lines that Lines and Records have made.
-    "buses/tap/output.py": {"os.write"},
+    "buses/observe/tap/output.py": {"os.write"},
     # Appends to its file.
-    "engines/ledger.py": {"os.write"},
+    "engines/worker/ledger.py": {"os.write"},
     # While the screen is there, the log goes to one line of it.
-    "buses/tap/screen.py": {"structlog.configure"},
+    "buses/observe/tap/screen.py": {"structlog.configure"},
     # Is given any console; makes none.
-    "harnesses/replay/table.py": {"rich.console.Console"},
+    "harnesses/eval/report/table.py": {"rich.console.Console"},
 }
 """Who may write in which way, and why."""
 
@@ -111,7 +111,7 @@ def test_benchmarks_print_their_own_figures_and_nothing_else() -> None:
         ("import os\nos.write(1, b'x')", {"os.write"}),
         ("from os import write", {"os.write"}),
         ("import sys\nsys.argv; 'print(x)'; self.print('x')", set()),
-        ("from rich.table import Table\nfrom hear.console import Console\nConsole()", set()),
+        ("from rich.table import Table\nfrom hear.app.console import Console\nConsole()", set()),
     ],
 )
 def test_a_way_to_write_is_found_under_any_name(source: str, what: set[str]) -> None:

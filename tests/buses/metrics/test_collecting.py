@@ -8,13 +8,17 @@ import pytest
 import trio
 from prometheus_client import CollectorRegistry
 
+from hear.app.cluster import Cluster, running
 from hear.blocks import pack
 from hear.buses.memory import MemoryBus
-from hear.buses.metrics.collecting import Collecting
-from hear.buses.metrics.families import OTHER, REASONS, Families
-from hear.buses.metrics.spans import SpanData
-from hear.buses.metrics.tap import follow
-from hear.cluster import Cluster, running
+from hear.buses.observe.metrics.collecting import Collecting
+from hear.buses.observe.metrics.families import (
+    OTHER,
+    REASONS,
+    Families,
+)
+from hear.buses.observe.metrics.spans import SpanData
+from hear.buses.observe.metrics.tap import follow
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.errors import BusError

@@ -16,10 +16,10 @@ import pytest
 import trio
 import trio.lowlevel
 
+from hear.app.cli import main
 from hear.buses.memory import MemoryBus
-from hear.buses.metrics import command
-from hear.buses.metrics.tap import serve
-from hear.cli import main
+from hear.buses.observe.metrics import command
+from hear.buses.observe.metrics.tap import serve
 from hear.seams import Bus
 
 ROOT = Path(__file__).parents[3]
@@ -58,8 +58,8 @@ def test_it_serves_until_a_signal_comes(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The timer that ends a process which is late must not end this one.
-    monkeypatch.setattr("hear.connection.END_WITHIN_S", 3_600.0)
-    monkeypatch.setattr("hear.buses.metrics.tap.serve", _scraped_once)
+    monkeypatch.setattr("hear.app.connection.END_WITHIN_S", 3_600.0)
+    monkeypatch.setattr("hear.buses.observe.metrics.tap.serve", _scraped_once)
     assert main(["metrics", "--bus", "memory://x", "--listen", "127.0.0.1:0"]) == 130
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith("metrics of memory://x at http://127.0.0.1:")
@@ -99,7 +99,7 @@ def test_without_the_extra_one_line_says_what_to_install() -> None:
         code = (
             "import sys\n"
             f"sys.modules[{missing!r}] = None\n"
-            "from hear.cli import main\n"
+            "from hear.app.cli import main\n"
             "sys.exit(main(['metrics']))\n"
         )
         done = subprocess.run(

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from hear.buses.memory import MemoryBus
-from hear.buses.metrics.endpoint import parse_address, serving
-from hear.buses.metrics.tap import serve
+from hear.buses.observe.metrics.endpoint import parse_address, serving
+from hear.buses.observe.metrics.tap import serve
 from hear.delivery import Sequencer
 from hear.errors import ConfigError
 from hear.messages import Key, QueueChanged, RequestOutcome
@@ -122,7 +122,7 @@ async def test_a_hub_is_asked_for_all_and_what_it_does_not_say_is_absent() -> No
 async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    from hear.buses.metrics.bus_statistics import ask
+    from hear.buses.observe.metrics.bus_statistics import ask
 
     bus = CentralBus()
     bus.answers = False

@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from hear.buses.metrics.exporting import SpanQueue, otlp_exporter
-from hear.buses.metrics.families import Families
-from hear.buses.metrics.spans import SpanData
+from hear.buses.observe.metrics.exporting import SpanQueue, otlp_exporter
+from hear.buses.observe.metrics.families import Families
+from hear.buses.observe.metrics.spans import SpanData
 from hear.errors import ConfigError
 
 

@@ -5,11 +5,17 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from hear.buses.metrics.bus_statistics import BusStatisticsCollector
-from hear.buses.metrics.exporting import MAX_QUEUED
-from hear.buses.metrics.families import MAX_LABEL, MAX_REASONS, MAX_SERIES, Families, Family
-from hear.buses.metrics.operations import FORGET_AFTER_S
-from hear.buses.metrics.spans import ids_of
+from hear.buses.observe.metrics.bus_statistics import BusStatisticsCollector
+from hear.buses.observe.metrics.exporting import MAX_QUEUED
+from hear.buses.observe.metrics.families import (
+    MAX_LABEL,
+    MAX_REASONS,
+    MAX_SERIES,
+    Families,
+    Family,
+)
+from hear.buses.observe.metrics.operations import FORGET_AFTER_S
+from hear.buses.observe.metrics.spans import ids_of
 from hear.seams import BusStatistics, SubscriptionStatistics
 
 TEXT = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Operations are followed from control to end, within bounds."""
 
-from hear.buses.metrics.operations import Operations
+from hear.buses.observe.metrics.operations import Operations
 from hear.delivery import Sequencer
 from hear.messages import Key, OperationOutcome, Prioritise
 from hear.messages.outcome import OperationStatus

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import trio
 
-from hear import connection
+from hear.app import connection
 from hear.buses.nng.server import hub
 from tests.buses.tap.scene import Load, serving
 

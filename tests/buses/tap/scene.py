@@ -6,9 +6,9 @@ from unittest.mock import patch
 
 import trio
 
-from hear import plugins
+from hear.app import plugins
+from hear.app.cluster import Cluster, running
 from hear.blocks import chain_all, pack
-from hear.cluster import Cluster, running
 from hear.harnesses.session import HarnessSession
 from hear.messages import ContextPaused, RequestDescribed
 from hear.seams import Bus, InferenceRequest
@@ -19,7 +19,7 @@ _NUM_BLOCKS = 16
 
 @asynccontextmanager
 async def serving(bus: Bus, policy: str = "cache-aware+guard:40") -> AsyncIterator[Cluster]:
-    """The cluster of ``hear.cluster`` on this bus."""
+    """The cluster of ``hear.app.cluster`` on this bus."""
     load = plugins.load_installed
 
     def with_this_bus(group: str, name: str) -> object:

@@ -9,8 +9,13 @@ import trio.testing
 
 from hear.blocks import pack
 from hear.buses.memory import MemoryBus
-from hear.buses.tap.board import MAX_ENGINES, RATE_S, Board, Picture
-from hear.buses.tap.follow import Follower
+from hear.buses.observe.tap.board import (
+    MAX_ENGINES,
+    RATE_S,
+    Board,
+    Picture,
+)
+from hear.buses.observe.tap.follow import Follower
 from hear.errors import LaggedError
 from hear.messages import (
     DEFAULT_TENANT,

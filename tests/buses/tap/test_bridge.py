@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from hear.buses.memory import MemoryBus
-from hear.buses.tap.board import Picture
-from hear.buses.tap.bridge import Bridge
+from hear.buses.observe.tap.board import Picture
+from hear.buses.observe.tap.bridge import Bridge
 from hear.errors import BusError
 from hear.messages import ContextOpened
 from hear.seams import Bus

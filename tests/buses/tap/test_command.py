@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hear import cli
+from hear.app import cli
 from tests.buses.tap.cluster import in_another_process
 
 WITHIN_S = 30.0
@@ -69,7 +69,7 @@ def test_without_textual_one_line_says_what_to_install(
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *rest)
 
-    monkeypatch.delitem(sys.modules, "hear.buses.tap.screen", raising=False)
+    monkeypatch.delitem(sys.modules, "hear.buses.observe.tap.screen", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_textual)
     assert "pip install 'hear-protocol[screen]'" in one_line(capsys, "tap", "--screen")
 
@@ -96,7 +96,7 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def hear(command: str, bus: str, *arguments: str) -> list[str]:
     """The command line of the command."""
-    return [sys.executable, "-m", "hear.cli", command, "--bus", bus, *arguments]
+    return [sys.executable, "-m", "hear.app.cli", command, "--bus", bus, *arguments]
 
 
 def printed(command: str, bus: str, *arguments: str) -> list[str]:

@@ -1,7 +1,12 @@
 """Decisions and what became of them, bounded."""
 
-from hear.buses.tap.decisions import MAX_DECISIONS, MAX_POLICIES, Decisions, PolicyPicture
-from hear.buses.tap.reading import read
+from hear.buses.observe.tap.decisions import (
+    MAX_DECISIONS,
+    MAX_POLICIES,
+    Decisions,
+    PolicyPicture,
+)
+from hear.buses.observe.tap.reading import read
 from hear.messages import OperationOutcome, OperationStatus, Prioritise
 from tests.buses.tap.builders import Voice
 

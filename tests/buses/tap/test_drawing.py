@@ -2,10 +2,15 @@
 
 import pytest
 
-from hear.buses.tap import drawing
-from hear.buses.tap.board import EnginePicture, Loss, Picture, TierPicture
-from hear.buses.tap.decisions import DecisionPicture, PolicyPicture
-from hear.buses.tap.timelines import RequestPicture, Stretch
+from hear.buses.observe.tap import drawing
+from hear.buses.observe.tap.board import (
+    EnginePicture,
+    Loss,
+    Picture,
+    TierPicture,
+)
+from hear.buses.observe.tap.decisions import DecisionPicture, PolicyPicture
+from hear.buses.observe.tap.timelines import RequestPicture, Stretch
 
 
 def request(*stretches: Stretch, status: str = "running") -> RequestPicture:

@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from hear.buses.memory import MemoryBus
-from hear.buses.tap import follow
-from hear.buses.tap.follow import Follower, Numbers
+from hear.buses.observe.tap import follow
+from hear.buses.observe.tap.follow import Follower, Numbers
 from hear.delivery import Arrival
 from hear.errors import BusError, LaggedError
 from hear.messages import ContextOpened, Envelope, QueueChanged, QueueSnapshot

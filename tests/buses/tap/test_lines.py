@@ -5,8 +5,8 @@ from datetime import datetime
 
 import pytest
 
-from hear.buses.tap.lines import Lines, clock_time
-from hear.buses.tap.reading import read
+from hear.buses.observe.tap.lines import Lines, clock_time
+from hear.buses.observe.tap.reading import read
 from hear.delivery import Arrival
 from hear.messages import ContextOpened, OperationOutcome, Prioritise, QueueChanged
 from tests.buses.tap.builders import Voice, foreign

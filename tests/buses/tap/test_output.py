@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hear.buses.tap.output import Output
+from hear.buses.observe.tap.output import Output
 
 WITHIN_S = 10.0
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from hear.blocks import pack
-from hear.buses.tap.reading import read
-from hear.buses.tap.records import Records
+from hear.buses.observe.tap.reading import read
+from hear.buses.observe.tap.records import Records
 from hear.codec import KINDS
 from hear.delivery import Arrival
 from hear.messages import BlocksStored, Envelope, ResidencyChanged

@@ -8,10 +8,20 @@ import pytest
 import trio
 import trio.testing
 
+from hear.app.cluster import running
 from hear.buses.memory import MemoryBus
-from hear.buses.tap.status import LOOK_S, PolicyStatus, Status, look, to_json
-from hear.buses.tap.status_command import bar, show, text
-from hear.cluster import running
+from hear.buses.observe.tap.status import (
+    LOOK_S,
+    PolicyStatus,
+    Status,
+    look,
+    to_json,
+)
+from hear.buses.observe.tap.status_command import (
+    bar,
+    show,
+    text,
+)
 from hear.errors import BusError
 from hear.messages import (
     CapabilitiesReported,

@@ -12,11 +12,11 @@ import trio
 import trio.testing
 
 from hear.buses.memory import MemoryBus
-from hear.buses.tap.filters import Filter, Wanted
-from hear.buses.tap.lines import Lines
-from hear.buses.tap.reading import read
-from hear.buses.tap.records import Records
-from hear.buses.tap.watch import Form, watch
+from hear.buses.observe.tap.filters import Filter, Wanted
+from hear.buses.observe.tap.lines import Lines
+from hear.buses.observe.tap.reading import read
+from hear.buses.observe.tap.records import Records
+from hear.buses.observe.tap.watch import Form, watch
 from hear.errors import BusError, ConfigError
 from hear.messages import ContextOpened, QueueChanged
 from tests.buses.tap.builders import Voice, foreign
@@ -154,7 +154,7 @@ async def test_it_ends_after_a_time(autojump_clock: trio.testing.MockClock) -> N
 async def test_a_name_that_shows_nothing_is_said_with_the_names_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hear.buses.tap.watch.SILENT_S", 0.1)
+    monkeypatch.setattr("hear.buses.observe.tap.watch.SILENT_S", 0.1)
     bus, engine = Remembering(), Voice("engine0")
 
     async def scene() -> None:

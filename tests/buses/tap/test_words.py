@@ -5,8 +5,12 @@ from typing import Any
 import pytest
 
 from hear.blocks import pack
-from hear.buses.tap.reading import read
-from hear.buses.tap.words import CONTROL_WORDS, WORDS, kv_share
+from hear.buses.observe.tap.reading import read
+from hear.buses.observe.tap.words import (
+    CONTROL_WORDS,
+    WORDS,
+    kv_share,
+)
 from hear.codec import KINDS
 from hear.messages import (
     BlocksCleared,

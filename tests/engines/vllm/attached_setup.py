@@ -7,8 +7,8 @@ from functools import partial
 import trio
 
 from hear.engines.testing import EngineUnderTest
-from hear.engines.vllm.attach import AttachedEngine, attached
-from hear.engines.vllm.kv_sockets import KvSockets, connect
+from hear.engines.vllm.attach.backend import AttachedEngine, attached
+from hear.engines.vllm.attach.kv_sockets import KvSockets, connect
 from hear.operation import Ref
 from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.vllm.requests import make_request, of_tenant

@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from hear.engines.vllm.identity import extra_args_of
-from hear.engines.vllm.model import make_model
+from hear.engines.vllm.launch.model import make_model
 from hear.messages import Key, RequestOutcome
 from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.vllm.real import ENVIRONMENT
@@ -42,7 +42,7 @@ def start_core(folder: Path, **options: Any) -> "EngineCoreThread":
         "max_num_seqs": 1,
         "max_num_batched_tokens": 2048,
         "prefix_caching_hash_algo": "sha256_cbor",
-        "scheduler_cls": "hear.engines.vllm.scheduler.HearScheduler",
+        "scheduler_cls": "hear.engines.vllm.plugin.scheduler.HearScheduler",
         "additional_config": {"hear": {"name": "vllm0", "bus": "memory"}},
         **options,
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hear.engines.vllm.model import make_model
+from hear.engines.vllm.launch.model import make_model
 
 INSTALLED = find_spec("vllm") is not None
 

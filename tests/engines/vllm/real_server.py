@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from hear.engines.vllm.model import ModelShape, make_model
-from hear.harnesses.bench import servers
+from hear.engines.vllm.launch.model import ModelShape, make_model
+from hear.harnesses.eval.bench import servers
 
 BLOCK = 32
 NUM_BLOCKS = 32

@@ -13,9 +13,9 @@ from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineView, EngineViews
-from hear.engines.vllm.attach import AttachedEngine, attached
-from hear.engines.vllm.attached_worker import serve_attached
-from hear.engines.worker import EngineWorker
+from hear.engines.vllm.attach.backend import AttachedEngine, attached
+from hear.engines.vllm.attach.worker import serve_attached
+from hear.engines.worker.loop import EngineWorker
 from hear.errors import ConfigError, EngineError
 from hear.messages import (
     DEFAULT_TENANT,

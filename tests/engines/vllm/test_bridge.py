@@ -6,7 +6,12 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from hear.engines.vllm.bridge import Bridge, Command, News, Window
+from hear.engines.vllm.plugin.bridge import (
+    Bridge,
+    Command,
+    News,
+    Window,
+)
 
 EXPECT = Command("expect", None, ("default", "r"))
 PATIENCE_S = 10.0

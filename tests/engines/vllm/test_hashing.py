@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear import plugins
+from hear.app import plugins
 from hear.engines.vllm.hashing import SCHEMES, UNSEEDED, low64, prefix_hashes, scheme_of
 from hear.errors import ConfigError
 from tests.engines.vllm.real import NEEDS_VLLM

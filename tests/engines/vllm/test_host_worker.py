@@ -36,7 +36,7 @@ def make_caches(*groups: Sequence[int]) -> Any:
 
 
 def make_worker(caches: Any, blocks_per_chunk: int = 1) -> Any:
-    from hear.engines.vllm.tier import HostWorker
+    from hear.engines.vllm.plugin.tier import HostWorker
 
     return HostWorker(caches, num_chunks=NUM_CHUNKS, blocks_per_chunk=blocks_per_chunk)
 
@@ -113,7 +113,7 @@ def test_a_transfer_that_does_not_add_up_is_refused_before_anything_is_copied() 
 
 
 def test_more_memory_than_there_is_is_one_error() -> None:
-    from hear.engines.vllm.tier import HostWorker
+    from hear.engines.vllm.plugin.tier import HostWorker
 
     with pytest.raises(EngineError, match=r"CPU tier: \d+ bytes cannot be reserved"):
         HostWorker(make_caches([0]), num_chunks=1 << 58, blocks_per_chunk=1)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import trio
 
-from hear.clock import SharedClock, new_epoch
+from hear.app.clock import SharedClock, new_epoch
+from hear.app.connection import connected
 from hear.codec import open_body
-from hear.connection import connected
 from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
-from hear.harnesses.bench import servers
+from hear.harnesses.eval.bench import servers
 from hear.harnesses.openai.client import connect
 from hear.messages import BoundWait, Control, Envelope, Key, OperationOutcome, Retain
 from hear.seams import Bus, InferenceRequest

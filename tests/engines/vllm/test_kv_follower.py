@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hear.blocks import unpack
+from hear.engines.vllm.attach.kv_follower import KvFollower
 from hear.engines.vllm.hashing import prefix_hashes
 from hear.engines.vllm.identity import Tenants, salt_of
 from hear.engines.vllm.kv_events import END_OF_REPLAY
-from hear.engines.vllm.kv_follower import KvFollower
 from hear.errors import EngineError
 from hear.messages import DEFAULT_TENANT, BlocksStored
 from tests.engines.vllm.fake_server import BLOCK, CLEARED, batch, removed, stored

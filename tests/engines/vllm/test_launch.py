@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from hear import up
-from hear.config import load_toml
-from hear.engines.vllm import serve_command, versions
-from hear.engines.vllm.launch import ASYNC_SCHEDULER, SCHEDULER, LaunchSettings, Plan, plan
+from hear.app import up
+from hear.app.config import load_toml
+from hear.engines.vllm import versions
+from hear.engines.vllm.launch import serve_command
+from hear.engines.vllm.launch.server_command import (
+    ASYNC_SCHEDULER,
+    SCHEDULER,
+    LaunchSettings,
+    Plan,
+    plan,
+)
 from hear.engines.vllm.versions import Installed
 from hear.errors import ConfigError
 
@@ -105,7 +112,7 @@ def test_a_cpu_tier_is_an_offloading_connector() -> None:
     config = value(planned(cpu_tier_gib=1.5), "--kv-transfer-config")
     assert config["kv_connector"] == "OffloadingConnector"
     extra = config["kv_connector_extra_config"]
-    assert extra["spec_module_path"] == "hear.engines.vllm.tier"
+    assert extra["spec_module_path"] == "hear.engines.vllm.plugin.tier"
     assert extra["cpu_bytes_to_use"] == 3 << 29
 
 
@@ -187,7 +194,7 @@ def test_an_engine_of_a_cluster_is_started_by_the_same_command(
     )
     _, parts = up.plan(load_toml(path, up.ClusterConfig), path)
     [command] = [part.command for part in parts if part.name == "real"]
-    assert command[1:7] == ("-P", "-m", "hear.cli", "vllm", "serve", "some/model")
+    assert command[1:7] == ("-P", "-m", "hear.app.cli", "vllm", "serve", "some/model")
     own, rest = serve_command.own_options().parse_known_args(command[6:])
     assert rest == ["some/model", "--port", "8001"]
     assert (own.name, own.bus, own.cpu_tier_gib) == ("real", "tcp://127.0.0.1:7777", 2)

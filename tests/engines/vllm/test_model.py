@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hear.engines.vllm.model import ModelShape, make_model
+from hear.engines.vllm.launch.model import ModelShape, make_model
 from hear.errors import ConfigError
 from tests.engines.vllm.real import NEEDS_VLLM
 

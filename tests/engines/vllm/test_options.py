@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hear.engines.vllm.options import Options
+from hear.engines.vllm.launch.options import Options
 from hear.errors import ConfigError
 from tests.engines.vllm.real import NEEDS_VLLM
 
@@ -97,7 +97,7 @@ class TestBesideVllm:
     pytestmark = NEEDS_VLLM
 
     def test_vllm_has_none_of_the_options_of_hear(self) -> None:
-        from hear.engines.vllm.serve_command import own_options
+        from hear.engines.vllm.launch.serve_command import own_options
 
         ours = {text for action in own_options()._actions for text in action.option_strings}
         theirs = set(_parser()._option_string_actions)
@@ -105,8 +105,8 @@ class TestBesideVllm:
         assert not ours & theirs
 
     def test_vllm_takes_all_that_a_plan_adds(self, tmp_path: Path) -> None:
-        from hear.engines.vllm.launch import LaunchSettings, plan
-        from hear.engines.vllm.model import ModelShape, make_model
+        from hear.engines.vllm.launch.model import ModelShape, make_model
+        from hear.engines.vllm.launch.server_command import LaunchSettings, plan
         from hear.engines.vllm.versions import Installed
 
         make_model(tmp_path / "m", ModelShape(layers=1, hidden=32, intermediate=32))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hear.engines.vllm.holdings import Cleared, Removed, Stored
-from hear.engines.vllm.own_events import read
+from hear.engines.vllm.plugin.own_events import read
 
 
 @dataclass

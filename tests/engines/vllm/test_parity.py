@@ -10,7 +10,7 @@ import pytest
 from benchmarks import vllm_parity
 from benchmarks.parity_workload import Workload, make_workload
 from benchmarks.vllm_parity import compare
-from hear.engines.eviction import EvictionOrder
+from hear.engines.kv.eviction import EvictionOrder
 from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.scheduler import Scheduler
 from hear.engines.simulated.waiting import WaitingQueue

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.engines.testing import RULES, EngineUnderTest, check_rule
-from hear.engines.vllm.launch import tier_config
-from hear.engines.worker import EngineWorker
+from hear.engines.vllm.launch.server_command import tier_config
+from hear.engines.worker.loop import EngineWorker
 from hear.messages import Key, OperationOutcome, Retain
 from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.vllm.engine import BLOCK_SIZE, EngineCoreThread, fresh, start_core
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 SETUPS: dict[str, dict[str, Any]] = {
     "sync": {},
-    "async": {"scheduler_cls": "hear.engines.vllm.scheduler.HearAsyncScheduler"},
+    "async": {"scheduler_cls": "hear.engines.vllm.plugin.scheduler.HearAsyncScheduler"},
     "cpu-tier": {"kv_transfer_config": tier_config(64 * MIB)},
 }
 

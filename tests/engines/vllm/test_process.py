@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hear.engines.vllm.process import PortInUseError, check_port
+from hear.engines.vllm.launch.process import PortInUseError, check_port
 from hear.errors import ConfigError
 
 BOUND_S = 20
@@ -44,7 +44,7 @@ time.sleep(60)
 def supervised(program: str) -> Iterator[subprocess.Popen[str]]:
     """A process that runs a program as ``hear vllm serve --with-parent`` runs vLLM."""
     code = (
-        "import sys; from hear.engines.vllm.process import run_under_supervisor; "
+        "import sys; from hear.engines.vllm.launch.process import run_under_supervisor; "
         "sys.exit(run_under_supervisor((sys.executable, '-c', sys.argv[1]), {'ADDED': '1'}))"
     )
     with subprocess.Popen(

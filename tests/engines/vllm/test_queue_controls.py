@@ -10,10 +10,10 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 with warnings.catch_warnings():  # those of vLLM, torch and what they use are not ours
     warnings.simplefilter("ignore")
-    from hear.engines.vllm.queue_controls import QueueControls
-    from hear.engines.vllm.waiting_queue import WaitingQueue
+    from hear.engines.vllm.plugin.queue_controls import QueueControls
+    from hear.engines.vllm.plugin.waiting_queue import WaitingQueue
 
-from hear.engines.vllm.standing import PROTECTED, Standing
+from hear.engines.vllm.plugin.standing import PROTECTED, Standing
 from hear.messages import BoundWait, Key
 from hear.operation import Operation
 

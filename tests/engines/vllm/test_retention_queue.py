@@ -15,9 +15,9 @@ with warnings.catch_warnings():  # those of vLLM, torch and what they use are no
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from hear.engines.leases import Lease, LeaseBook
-from hear.engines.vllm.block_index import BlockIndex, hear_hash
-from hear.engines.vllm.retention_queue import RetentionQueue
+from hear.engines.kv.leases import Lease, LeaseBook
+from hear.engines.vllm.plugin.block_index import BlockIndex, hear_hash
+from hear.engines.vllm.plugin.retention_queue import RetentionQueue
 
 NUM_BLOCKS = 9
 DECAY_S = 100.0

@@ -8,9 +8,10 @@ from typing import NoReturn
 
 import pytest
 
-from hear import cli
-from hear.engines.vllm import serve_command, versions
-from hear.supervisor import TRY_AGAIN
+from hear.app import cli
+from hear.app.supervisor import TRY_AGAIN
+from hear.engines.vllm import versions
+from hear.engines.vllm.launch import serve_command
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from hear.harnesses.bench import servers
+from hear.harnesses.eval.bench import servers
 from hear.harnesses.openai.client import OpenAIClient, connect
 from hear.harnesses.openai.http import Address, exchange
 from hear.seams import InferenceRequest, InferenceResult
@@ -139,7 +139,7 @@ def test_a_small_bench_keeps_every_promise_and_changes_no_answer(tmp_path: Path)
     arms = ["--policy", "stock,fcfs,cache-aware+guard:4+session-aware", "--think", "0.1"]
     scale = ["--", "--num-gpu-blocks-override", "64"]
     rows = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "hear.cli", "bench", *shape, *arms, "--json", str(rows)]
+    command = [sys.executable, "-m", "hear.app.cli", "bench", *shape, *arms, "--json", str(rows)]
     run = partial(subprocess.run, capture_output=True, text=True, timeout=580)
     done = run([*command, "--logs", str(tmp_path), *scale])
     assert done.returncode == 0, done.stderr + done.stdout

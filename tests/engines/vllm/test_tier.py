@@ -22,7 +22,7 @@ class Engine:
     """An engine with a tier, and what it says of its blocks."""
 
     def __init__(self, llm: Any) -> None:
-        from hear.engines.vllm.tier import order_of
+        from hear.engines.vllm.plugin.tier import order_of
 
         self.llm = llm
         self.scheduler = scheduler_of(llm)
@@ -75,7 +75,7 @@ def connector_worker() -> Any:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    from hear.engines.vllm.launch import tier_config
+    from hear.engines.vllm.launch.server_command import tier_config
 
     # 4 layers of keys and values of 2 heads of 64 numbers of 4 bytes, for each token
     block_bytes = 4 * 2 * 2 * 64 * 4 * BLOCK
@@ -167,7 +167,7 @@ def test_a_prompt_whose_lease_has_ended_is_given_up_first(engine: Engine) -> Non
 def test_a_tier_that_holds_no_block_is_refused(engine: Engine) -> None:
     from dataclasses import replace
 
-    from hear.engines.vllm.tier import TierSpec
+    from hear.engines.vllm.plugin.tier import TierSpec
 
     config = connector_worker().spec.config
     with pytest.raises(EngineError, match="CPU tier: got 5 bytes, expected at least"):

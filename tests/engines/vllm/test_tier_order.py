@@ -23,7 +23,7 @@ def key(block: int) -> Any:
 
 def make_order(*blocks: int) -> Any:
     """An order that holds blocks that can be evicted, the first of them the least recently used."""
-    from hear.engines.vllm.tier_order import LeasedFirst
+    from hear.engines.vllm.plugin.tier_order import LeasedFirst
 
     order = LeasedFirst(CAPACITY)
     for block in blocks:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hear.engines.vllm import versions
-from hear.engines.vllm.install_command import REQUIREMENTS
+from hear.engines.vllm.launch.install_command import REQUIREMENTS
 from hear.engines.vllm.versions import Installed, installed, is_tested, require
 from hear.errors import ConfigError
 

@@ -1,0 +1,1 @@
+"""What people see of a bus: tap, recordings, why, metrics and exports."""

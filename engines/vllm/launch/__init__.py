@@ -1,0 +1,1 @@
+"""Starting vLLM with HEAR inside: its options, its process, and what it needs."""

@@ -1,0 +1,1 @@
+"""HEAR inside vLLM's engine: the scheduler, the cache, and the bridge to HEAR's thread."""

@@ -1,0 +1,1 @@
+"""Policies compared: workloads, replays, runs on real engines, and reports."""

@@ -1,0 +1,1 @@
+"""From the turns of runs to rows, tables, charts and pages."""

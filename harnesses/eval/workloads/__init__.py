@@ -1,0 +1,1 @@
+"""Workloads to serve: recorded, generated, or read from traces."""

@@ -1,0 +1,1 @@
+"""What runs a policy, names it, and checks what it asks for."""
