@@ -26,10 +26,10 @@ from hear.engines.worker.loop import EngineWorker
 from hear.errors import EngineError, LaggedError
 from hear.harness_view import HarnessView
 from hear.harnesses.session import HarnessSession
+from hear.interfaces import Ask, InferenceRequest
 from hear.messages import ContextClosed, ContextOpened, Envelope, RequestDescribed
 from hear.policies.guard import Guard
 from hear.policies.runtime.runner import PolicyRunner
-from hear.seams import Ask, InferenceRequest
 
 BLOCK: Final = 512
 PROFILE: Final = "h100-qwen3-8b"

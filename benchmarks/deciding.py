@@ -11,6 +11,7 @@ from hear.codec import decode, encode, open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
 from hear.harness_view import HarnessView
+from hear.interfaces import Ask
 from hear.messages import (
     BlockChange,
     BlocksRemoved,
@@ -25,7 +26,6 @@ from hear.messages import (
 )
 from hear.policies.cache_aware import CacheAware
 from hear.residency import ResidencyDirectory
-from hear.seams import Ask
 
 
 class Rescan:

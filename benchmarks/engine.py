@@ -14,8 +14,8 @@ from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.profile import EngineProfile, load_profile
 from hear.engines.simulated.roofline import Roofline
 from hear.harnesses.session import HarnessSession
+from hear.interfaces import InferenceRequest
 from hear.messages import RequestDescribed
-from hear.seams import InferenceRequest
 
 PROFILE = "h100-qwen3-8b"
 

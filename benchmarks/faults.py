@@ -45,6 +45,7 @@ from hear.engines.worker.ledger import Ledger
 from hear.engines.worker.loop import EngineWorker
 from hear.errors import BusError
 from hear.harness_view import HarnessView
+from hear.interfaces import Ask, OperationEnded, Report, Verdict
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -65,7 +66,6 @@ from hear.messages import (
 )
 from hear.operation import TERMINAL, Operation
 from hear.policies.runtime.runner import PolicyRunner
-from hear.seams import Ask, OperationEnded, Report, Verdict
 from hear.subjects import stem
 
 LOAD_PER_S: Final = 1_000

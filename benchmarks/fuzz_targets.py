@@ -28,9 +28,9 @@ from hear.delivery import GapDetector
 from hear.engine_view import EngineViews
 from hear.harness_view import HarnessView
 from hear.intake import Intake, Step
+from hear.interfaces import OperationEnded, Verdict
 from hear.messages import Envelope, Key, Message, OperationOutcome, RequestDescribed, RequestOutcome
 from hear.operation import TERMINAL, Operation
-from hear.seams import OperationEnded, Verdict
 from hear.subjects import Matcher, Pattern, subject, token
 
 Reader = Callable[[bytes], None]

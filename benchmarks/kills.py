@@ -31,7 +31,7 @@ from hear.blocks import chain_all
 from hear.errors import BusError, EngineError
 from hear.harnesses.eval.replay.live import reached
 from hear.harnesses.pool.reaching import client_of
-from hear.seams import InferenceRequest
+from hear.interfaces import InferenceRequest
 
 HEAR: Final = (sys.executable, "-m", "hear.app.cli")
 PARTS: Final = ("run engine engine0", "run policy cache-aware", "run engine engine1", "run bus")

@@ -20,8 +20,8 @@ from hear.engines.simulated.kv_cache import KvCache
 from hear.engines.simulated.profile import Scheduler as Limits
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler, StepPlan
+from hear.interfaces import InferenceRequest
 from hear.operation import Ref
-from hear.seams import InferenceRequest
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from hear.app.connection import connected
 from hear.codec import open_body
 from hear.delivery import Outbox, Sequencer
 from hear.errors import EngineError
+from hear.interfaces import Bus, InferenceClient, InferenceRequest, Subscription
 from hear.messages import Control, Envelope, Key, OperationOutcome, Prioritise, Retain
 from hear.operation import TERMINAL
-from hear.seams import Bus, InferenceClient, InferenceRequest, Subscription
 
 ANSWER_S: Final = 10.0
 PAUSE_S: Final = 0.01

@@ -44,8 +44,8 @@ from hear.harnesses.eval.replay.live import find_engines
 from hear.harnesses.openai.client import OpenAIClient, connect
 from hear.harnesses.pool.reaching import hasher_of
 from hear.harnesses.session import HarnessSession
+from hear.interfaces import Bus, InferenceRequest
 from hear.messages import CapabilitiesReported, RequestDescribed
-from hear.seams import Bus, InferenceRequest
 
 PARTS: Final = ("throughput", "latency", "flood")
 CONCURRENCY: Final = (1, 8, 16)

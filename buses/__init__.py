@@ -1,1 +1,1 @@
-"""Buses: the ways in which HEAR's messages travel. Each implements ``hear.seams.Bus``."""
+"""Buses: the ways in which HEAR's messages travel. Each implements ``hear.interfaces.Bus``."""

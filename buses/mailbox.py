@@ -17,8 +17,8 @@ from typing import Protocol, Self
 import trio
 
 from hear.errors import BusError, LaggedError, LocalProtocolError
+from hear.interfaces import SubscriptionStatistics
 from hear.messages import Envelope
-from hear.seams import SubscriptionStatistics
 from hear.subjects import Pattern, stem_of
 
 STEM_TOKENS = 4

@@ -14,8 +14,8 @@ import trio
 
 from hear.buses.mailbox import Entry, Mailbox, check_stem
 from hear.errors import BusError
+from hear.interfaces import BusStatistics, SnapshotProvider
 from hear.messages import Envelope
-from hear.seams import BusStatistics, SnapshotProvider
 from hear.subjects import stem_of, subject
 
 DEFAULT_CAPACITY = 4096

@@ -1,4 +1,4 @@
-"""Checks that any implementation of ``hear.seams.Bus`` can be put through.
+"""Checks that any implementation of ``hear.interfaces.Bus`` can be put through.
 
 ``check_bus`` runs them all; ``CHECKS`` lists them, so that a test suite can name each. A check
 takes a factory and makes its own buses with it, raises ``AssertionError`` that says which promise
@@ -18,6 +18,7 @@ from hear.codec import open_body
 from hear.delivery import SNAPSHOT_KINDS, Arrival, GapDetector, Sequencer
 from hear.engine_view import EngineViews
 from hear.errors import BusError, LaggedError
+from hear.interfaces import Bus, Subscription, SubscriptionStatistics
 from hear.messages import (
     DEFAULT_TENANT,
     Envelope,
@@ -30,7 +31,6 @@ from hear.messages import (
     RequestDescribed,
     WaitingRequest,
 )
-from hear.seams import Bus, Subscription, SubscriptionStatistics
 from hear.subjects import channel, stem
 
 BusFactory = Callable[[], AbstractAsyncContextManager[Bus]]
@@ -43,7 +43,7 @@ _STEP = 50
 
 
 async def check_bus(factory: BusFactory, *, flood: int = 200) -> None:
-    """Check that a bus keeps what ``hear.seams.Bus`` promises.
+    """Check that a bus keeps what ``hear.interfaces.Bus`` promises.
 
     ``flood`` is a number of messages that no buffer between a publisher and a reader who holds
     four holds in all: make it larger for a bus that has more of them on the way.

@@ -8,8 +8,8 @@ import trio
 
 from hear.app.clock import new_epoch
 from hear.delivery import Sequencer
+from hear.interfaces import Bus
 from hear.messages import DEFAULT_TENANT, Envelope, Key, Message
-from hear.seams import Bus
 
 
 class HarnessSession:

@@ -11,8 +11,7 @@ from importlib.metadata import version
 from hear.engine_view import EngineView, EngineViews
 from hear.errors import HearError
 from hear.harness_view import HarnessView
-from hear.messages import Envelope, Key
-from hear.seams import (
+from hear.interfaces import (
     Ask,
     Bus,
     EngineBackend,
@@ -22,6 +21,7 @@ from hear.seams import (
     Policy,
     Subscription,
 )
+from hear.messages import Envelope, Key
 
 __version__ = version("hear-protocol")
 

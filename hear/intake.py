@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from hear.arbitration import Arbiter, place_of
 from hear.codec import KINDS, open_body
 from hear.errors import RemoteProtocolError
+from hear.interfaces import OperationEnded, Verdict
 from hear.kept import Kept
 from hear.messages import (
     AXES,
@@ -27,7 +28,6 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import Operation
-from hear.seams import OperationEnded, Verdict
 from hear.yielding import Preferences
 
 DEFAULT_DEADLINE_S = 60.0

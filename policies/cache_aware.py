@@ -14,8 +14,8 @@ from hear.blocks import unpack
 from hear.engine_view import EngineView, EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView
+from hear.interfaces import Ask
 from hear.messages import Key, Prioritise, QueueChanged, QueueSnapshot, RequestDescribed
-from hear.seams import Ask
 
 DEFAULT_PRIORITY = 0
 

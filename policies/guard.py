@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from hear.engine_view import EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView
+from hear.interfaces import Ask
 from hear.messages import (
     BoundWait,
     Key,
@@ -17,7 +18,6 @@ from hear.messages import (
     RequestOutcome,
     RequestReadinessChanged,
 )
-from hear.seams import Ask
 
 
 class Guard:

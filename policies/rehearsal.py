@@ -12,6 +12,7 @@ from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
 from hear.errors import HearError
 from hear.harness_view import HarnessView
+from hear.interfaces import Ask, Policy
 from hear.messages import (
     AXES,
     DEFAULT_TENANT,
@@ -37,7 +38,6 @@ from hear.messages import (
 from hear.policies.runtime.asks import check_ask
 from hear.policies.runtime.runner import always_heard
 from hear.policies.runtime.watchdog import TimeLimitPassed, time_limit
-from hear.seams import Ask, Policy
 from hear.subjects import Matcher, subject
 
 TIMEOUT_S = 10.0

@@ -17,6 +17,7 @@ from hear.compatibility import serves
 from hear.engine_view import EngineView, EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView, RequestView
+from hear.interfaces import Ask
 from hear.messages import (
     Key,
     RequestDescribed,
@@ -25,7 +26,6 @@ from hear.messages import (
     Route,
 )
 from hear.policies.backlog import Backlogs
-from hear.seams import Ask
 
 _MAX_SHOWN = 80
 _MAX_PICKED = 4_096

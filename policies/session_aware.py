@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from hear.engine_view import EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import ContextView, HarnessView
+from hear.interfaces import Ask
 from hear.messages import (
     ContextClosed,
     Key,
@@ -26,7 +27,6 @@ from hear.messages import (
     Retain,
     ReuseExpected,
 )
-from hear.seams import Ask
 
 _GAP_BOUNDS_S = (15.0, 60.0, 180.0)
 _MAX_DEPTH = 5

@@ -1,4 +1,4 @@
-"""Checks that any policy can be put through (``hear.seams.Policy``), a user's own as well.
+"""Checks that any policy can be put through (``hear.interfaces.Policy``), a user's own as well.
 
 ``check_policy`` runs them all; ``CHECKS`` lists them, so that a test suite can name each. A check
 takes a factory and makes its own policies with it, plays a harness and a pool of two engines to
@@ -20,6 +20,7 @@ from hear.blocks import pack
 from hear.delivery import Sequencer
 from hear.engine_view import EngineView, EngineViews
 from hear.harness_view import HarnessView
+from hear.interfaces import Bus, Policy
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksCleared,
@@ -49,7 +50,6 @@ from hear.policies.rehearsal import (
 )
 from hear.policies.runtime.runner import PolicyRunner
 from hear.policies.runtime.spec import shape_problem
-from hear.seams import Bus, Policy
 
 PolicyFactory = Callable[[], Policy]
 """Makes a new policy; a class without required arguments is one."""
@@ -62,7 +62,7 @@ _BYTES_A_REQUEST = 8
 
 
 async def check_policy(factory: PolicyFactory, *, remembers: int = 0) -> None:
-    """Check that a policy keeps what ``hear.seams.Policy`` and docs/protocol.md ask of one.
+    """Check that a policy keeps what ``hear.interfaces.Policy`` and docs/protocol.md ask of one.
 
     ``remembers`` is how many requests a policy may remember, on purpose and with a bound, after
     they have ended: before the check of memory measures anything, it serves that many.

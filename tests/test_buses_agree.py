@@ -13,10 +13,10 @@ from hear.buses.nng.server import hub
 from hear.codec import open_body
 from hear.harnesses.eval.replay.runner import replay
 from hear.harnesses.eval.workloads import mooncake
+from hear.interfaces import Bus
 from hear.messages import Control, Envelope, Message
 from hear.policies.runtime.runner import PolicyRunner
 from hear.policies.runtime.spec import parse
-from hear.seams import Bus
 
 POLICIES = "cache-aware+guard:2+session-aware"
 NAMES = ("cache-aware", "guard:2", "session-aware")

@@ -21,6 +21,7 @@ from hear.delivery import Sequencer
 from hear.engines.simulated import serving
 from hear.harnesses.eval.replay.live import reached
 from hear.harnesses.pool.reaching import client_of
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import (
     CapabilitiesReported,
     Envelope,
@@ -30,7 +31,6 @@ from hear.messages import (
     RequestDescribed,
     Withdraw,
 )
-from hear.seams import InferenceRequest, InferenceResult
 
 HEAR = (sys.executable, "-m", "hear.app.cli")
 

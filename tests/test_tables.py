@@ -16,6 +16,7 @@ from hear.delivery import MAX_SCOPES, Arrival, GapDetector, Outbox, Sequencer
 from hear.engine_view import EngineViews
 from hear.harness_view import HarnessView
 from hear.intake import Intake
+from hear.interfaces import Ask, Policy
 from hear.messages import (
     CapabilitiesReported,
     ContextClosed,
@@ -39,7 +40,6 @@ from hear.policies.cache_aware import CacheAware
 from hear.policies.guard import Guard
 from hear.policies.routing import CacheAwareRouting, LeastLoaded, RoundRobin
 from hear.policies.session_aware import SessionAware
-from hear.seams import Ask, Policy
 from tests.policies.stage import stored, waiting
 from tests.tables import sizes
 

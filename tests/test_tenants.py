@@ -14,6 +14,7 @@ from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.worker.loop import EngineWorker
+from hear.interfaces import InferenceRequest
 from hear.messages import (
     Cancel,
     Control,
@@ -28,7 +29,6 @@ from hear.messages import (
     ResidencySnapshot,
     Retain,
 )
-from hear.seams import InferenceRequest
 from tests.buses.test_nng import write_keys
 from tests.engines.builders import BLOCK, hashes_of, profile
 

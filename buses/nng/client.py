@@ -1,7 +1,7 @@
 """``NngBus``: the bus as a process sees it that has joined a hub.
 
-Owns what the seam promises, and the loop that carries bytes. What is said to the hub is decided by
-``member``, who gets what came by ``readers``, how bytes travel by ``wire``.
+Owns what the interface of a bus promises, and the loop that carries bytes. What is said to the hub
+is decided by ``member``, who gets what came by ``readers``, how bytes travel by ``wire``.
 """
 
 import secrets
@@ -47,8 +47,8 @@ from hear.buses.nng.readers import NngSubscription, Readers
 from hear.buses.nng.wire import ClientWire
 from hear.codec import UNREADABLE, decode, encode
 from hear.errors import BusError, LocalProtocolError, RemoteProtocolError
+from hear.interfaces import BusStatistics, SnapshotProvider
 from hear.messages import Envelope
-from hear.seams import BusStatistics, SnapshotProvider
 from hear.subjects import stem_of, subject
 
 _log = structlog.get_logger("hear.bus")
@@ -107,7 +107,7 @@ class NngBus(trio.abc.AsyncResource):
         """Messages and frames from the bus that could not be read."""
         return self._readers.unreadable + self._member.unreadable
 
-    # -- the seam -----------------------------------------------------------------------------
+    # -- the interface ----------------------------------------------------------------------------
 
     def publish(self, envelope: Envelope) -> None:
         """Send a message to all whose patterns match. Never waits for a reader.

@@ -46,7 +46,7 @@ from hear.buses.nng.screening import Screening
 from hear.buses.nng.settlement import Settlement
 from hear.buses.nng.snapshots import MAX_KEY_STREAM_BYTES, Snapshots
 from hear.errors import LocalProtocolError, RemoteProtocolError
-from hear.seams import BusStatistics
+from hear.interfaces import BusStatistics
 
 MAX_KEY_PATTERNS: Final = 16_384
 """Most patterns that all peers of one key subscribe to."""

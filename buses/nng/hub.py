@@ -50,7 +50,7 @@ from hear.buses.nng.settlement import SETTLE_S, Settlement
 from hear.buses.nng.snapshots import Snapshots
 from hear.buses.nng.turns import Ring
 from hear.errors import RemoteProtocolError
-from hear.seams import BusStatistics
+from hear.interfaces import BusStatistics
 
 AWAY_S: Final = 20.0
 """A peer whose connection is lost is remembered for so long, and what it missed is kept."""

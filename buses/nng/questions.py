@@ -24,7 +24,7 @@ from hear.buses.nng.history import History
 from hear.buses.nng.peers import Peer
 from hear.buses.nng.screening import CATEGORIES
 from hear.errors import LocalProtocolError
-from hear.seams import BusStatistics, SubscriptionStatistics
+from hear.interfaces import BusStatistics, SubscriptionStatistics
 from hear.subjects import Pattern
 
 MAX_TOLD: Final = 2_048

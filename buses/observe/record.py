@@ -18,8 +18,8 @@ from hear.app import connection, output
 from hear.app.cli import Command
 from hear.app.log import to_stderr
 from hear.errors import BusError, ConfigError, LaggedError
+from hear.interfaces import Bus
 from hear.recording import Header, Recorder
-from hear.seams import Bus
 from hear.subjects import Pattern
 
 CAPACITY = 65_536

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from hear.blocks import unpack_prompt
 from hear.engines.kv.leases import Lease, LeaseBook
+from hear.interfaces import Verdict
 from hear.messages import Place, Prepare, Release, Retain
 from hear.operation import Operation, Ref
-from hear.seams import Verdict
 
 
 class Served(Protocol):

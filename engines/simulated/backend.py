@@ -30,6 +30,7 @@ from hear.engines.simulated.roofline import Roofline
 from hear.engines.simulated.scheduler import Scheduler
 from hear.engines.simulated.tenants import MAX_TENANTS, Tenants
 from hear.errors import EngineError
+from hear.interfaces import InferenceRequest, InferenceResult, OperationEnded, Report, Verdict
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -41,7 +42,6 @@ from hear.messages import (
     RequestOutcome,
 )
 from hear.operation import Operation, Ref
-from hear.seams import InferenceRequest, InferenceResult, OperationEnded, Report, Verdict
 
 
 class SimulatedEngine:

@@ -17,6 +17,7 @@ from hear.engines.simulated.scheduler import Scheduler
 from hear.engines.simulated.tenants import Tenants, blocks_of
 from hear.engines.worker.control_table import ControlTable
 from hear.errors import EngineError
+from hear.interfaces import InferenceRequest, Verdict
 from hear.messages import (
     Admit,
     BoundWait,
@@ -30,7 +31,6 @@ from hear.messages import (
     Route,
 )
 from hear.operation import Operation, Ref
-from hear.seams import InferenceRequest, Verdict
 
 DONE = Verdict("completed")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.request import BACKGROUND_PRIORITY, SimRequest
 from hear.engines.simulated.scheduler import Scheduler
+from hear.interfaces import InferenceRequest, Verdict
 from hear.messages import Place, Prepare
 from hear.operation import Operation, Ref
-from hear.seams import InferenceRequest, Verdict
 
 End = Callable[[Ref, str, str, str], None]
 """Tells of an operation's end: which one, completed or failed, a reason code and a detail."""

@@ -12,6 +12,7 @@ from hear.engines.simulated.profile import EngineProfile
 from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.roofline import Roofline
 from hear.engines.simulated.scheduler import Scheduler
+from hear.interfaces import InferenceRequest
 from hear.messages import (
     CapabilitiesReported,
     CostsReported,
@@ -22,7 +23,6 @@ from hear.messages import (
     RequestOutcome,
     Tier,
 )
-from hear.seams import InferenceRequest
 
 MODES = ("dense",)
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from hear.blocks import chain
 from hear.engines.simulated.tenants import blocks_of, hash_of
+from hear.interfaces import InferenceRequest
 from hear.messages import RunningRequest, WaitingRequest
 from hear.operation import Ref
-from hear.seams import InferenceRequest
 
 BACKGROUND_PRIORITY = 2**31
 """Of the engine's own prefills (Prepare): after all that anybody waits for."""

@@ -27,7 +27,7 @@ from hear.app.own_files import check_free
 from hear.codec import UNREADABLE
 from hear.endpoints import is_host, is_port, scheme_of
 from hear.errors import ConfigError, EngineError, UnservedError
-from hear.seams import InferenceClient, InferenceRequest, InferenceResult
+from hear.interfaces import InferenceClient, InferenceRequest, InferenceResult
 
 _log = structlog.get_logger("hear.engine")
 

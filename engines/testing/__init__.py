@@ -1,4 +1,4 @@
-"""Checks that any engine behind ``hear.seams.EngineBackend`` can be put through.
+"""Checks that any engine behind ``hear.interfaces.EngineBackend`` can be put through.
 
 What the words of the protocol bind is a list of rules, each with an id that stays (``RULES``). An
 engine is checked together with the worker that drives it, by the messages that come and go and by

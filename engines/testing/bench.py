@@ -26,6 +26,11 @@ from hear.engines.testing.setup import (
     require,
 )
 from hear.engines.worker.loop import EngineWorker
+from hear.interfaces import (
+    Bus,
+    InferenceRequest,
+    InferenceResult,
+)
 from hear.messages import (
     DEFAULT_TENANT,
     Control,
@@ -37,11 +42,6 @@ from hear.messages import (
     WaitingRequest,
 )
 from hear.operation import TERMINAL
-from hear.seams import (
-    Bus,
-    InferenceRequest,
-    InferenceResult,
-)
 
 POLL_S = 0.05
 

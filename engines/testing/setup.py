@@ -6,6 +6,18 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn, Protocol
 
+from hear.interfaces import (
+    Bus,
+    BusStatistics,
+    EngineBackend,
+    InferenceClient,
+    InferenceRequest,
+    InferenceResult,
+    Report,
+    SnapshotProvider,
+    Subscription,
+    Verdict,
+)
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -18,18 +30,6 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import Operation
-from hear.seams import (
-    Bus,
-    BusStatistics,
-    EngineBackend,
-    InferenceClient,
-    InferenceRequest,
-    InferenceResult,
-    Report,
-    SnapshotProvider,
-    Subscription,
-    Verdict,
-)
 
 
 class MakeRequest(Protocol):

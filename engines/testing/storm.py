@@ -20,9 +20,9 @@ from hear.delivery import Outbox, Sequencer
 from hear.engines.testing.audit import check_applied, check_operation
 from hear.engines.testing.bench import Bench, Call, bench, memory_bus
 from hear.engines.testing.setup import EngineFactory, require
+from hear.interfaces import Bus, BusStatistics, SnapshotProvider, Subscription
 from hear.messages import DEFAULT_TENANT, Cancel, Control, Envelope, Key, OperationOutcome, Withdraw
 from hear.operation import Operation
-from hear.seams import Bus, BusStatistics, SnapshotProvider, Subscription
 
 GIVE_UP_S = 30.0
 """How long a sender waits for the end of an operation."""

@@ -6,9 +6,9 @@ A handler says at once how it went, or that the effect is under way; ``_end`` th
 from collections.abc import Callable
 
 from hear.errors import RemoteProtocolError
+from hear.interfaces import Verdict
 from hear.messages import Cancel, Control, OperationOutcome, Route, Withdraw
 from hear.operation import Operation, Ref
-from hear.seams import Verdict
 
 Handler = Callable[[Operation, float], Verdict]
 """Carries out a control at a time of the engine's clock, in seconds."""

@@ -16,6 +16,7 @@ from hear.blocks import HASH_BYTES
 from hear.delivery import Sequencer
 from hear.errors import EngineError
 from hear.intake import Answer, Intake, Step
+from hear.interfaces import EngineBackend, Report, SnapshotProvider, Verdict
 from hear.messages import (
     BlocksStored,
     CapabilitiesReported,
@@ -28,7 +29,6 @@ from hear.messages import (
     ResidencySnapshot,
 )
 from hear.operation import Operation
-from hear.seams import EngineBackend, Report, SnapshotProvider, Verdict
 from hear.subjects import stem
 
 SNAPSHOT_BLOCKS = 65_536

@@ -17,8 +17,8 @@ from hear.engines.worker.desk import Desk
 from hear.engines.worker.ledger import Ledger
 from hear.errors import BusError, ConfigError, EngineError, LocalProtocolError
 from hear.intake import Step
+from hear.interfaces import Bus, EngineBackend, Report
 from hear.messages import DEFAULT_TENANT, Envelope
-from hear.seams import Bus, EngineBackend, Report
 from hear.subjects import token
 
 _log = structlog.get_logger("hear.worker")

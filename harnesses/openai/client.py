@@ -23,8 +23,8 @@ from hear.harnesses.openai.http import (
     UnreachableError,
     exchange,
 )
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import RequestOutcome
-from hear.seams import InferenceRequest, InferenceResult
 
 MODELS_S: Final = 10.0
 """How long a server may take to tell of its models."""

@@ -13,8 +13,8 @@ from msgspec import Struct, field
 
 from hear.codec import UNREADABLE
 from hear.errors import LocalProtocolError, RemoteProtocolError
+from hear.interfaces import InferenceRequest
 from hear.messages.envelope import Count, Seconds
-from hear.seams import InferenceRequest
 
 COMPLETIONS: Final = "completions"
 CHAT: Final = "chat/completions"

@@ -21,6 +21,14 @@ from hear.app.nursery import unwrapped
 from hear.delivery import Sequencer
 from hear.errors import BusError, ConfigError, EngineError, UnservedError
 from hear.intake import Intake, Step
+from hear.interfaces import (
+    Bus,
+    InferenceClient,
+    InferenceRequest,
+    InferenceResult,
+    OperationEnded,
+    Verdict,
+)
 from hear.messages import (
     DEFAULT_TENANT,
     Cancel,
@@ -33,14 +41,6 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import Operation
-from hear.seams import (
-    Bus,
-    InferenceClient,
-    InferenceRequest,
-    InferenceResult,
-    OperationEnded,
-    Verdict,
-)
 from hear.subjects import stem
 
 _log = structlog.get_logger("hear.dispatcher")

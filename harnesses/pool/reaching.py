@@ -11,7 +11,7 @@ from functools import partial
 from hear.app import plugins
 from hear.endpoints import scheme_of
 from hear.errors import ConfigError, PluginError
-from hear.seams import InferenceClient
+from hear.interfaces import InferenceClient
 
 Reach = Callable[[], AbstractAsyncContextManager[InferenceClient]]
 """Connects to an engine anew each time."""

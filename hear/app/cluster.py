@@ -12,7 +12,7 @@ import trio
 
 from hear.app import plugins
 from hear.errors import ConfigError
-from hear.seams import Bus, InferenceClient, InferenceRequest, InferenceResult
+from hear.interfaces import Bus, InferenceClient, InferenceRequest, InferenceResult
 
 POOL = "pool"
 

@@ -24,7 +24,7 @@ from hear.app.clock import SharedClock
 from hear.app.nursery import unwrapped
 from hear.app.own_files import check_socket, own_folder
 from hear.errors import ConfigError
-from hear.seams import Bus
+from hear.interfaces import Bus
 
 NAME = r"[A-Za-z0-9_\-+:][A-Za-z0-9_\-.+:]{0,127}"
 """What a part of a cluster may be named."""

@@ -16,8 +16,8 @@ import structlog
 import trio
 
 from hear.errors import LaggedError
+from hear.interfaces import Bus, Subscription
 from hear.messages import Envelope
-from hear.seams import Bus, Subscription
 from hear.subjects import token
 
 _log = structlog.get_logger("hear.controls")

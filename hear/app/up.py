@@ -35,8 +35,8 @@ from hear.app.connection import (
 from hear.app.log import to_stderr
 from hear.app.supervisor import Part, Supervisor
 from hear.errors import BusError, ConfigError
+from hear.interfaces import Bus
 from hear.messages import DEFAULT_TENANT
-from hear.seams import Bus
 
 _log = structlog.get_logger("hear.app.up")
 

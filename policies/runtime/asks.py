@@ -2,8 +2,8 @@
 
 from hear.codec import KINDS
 from hear.errors import LocalProtocolError
+from hear.interfaces import Ask
 from hear.messages import Control, Key, ReuseExpected
-from hear.seams import Ask
 
 
 def check_ask(ask: object) -> Ask:

@@ -33,6 +33,7 @@ from hear.errors import (
 )
 from hear.harness_view import HarnessView
 from hear.intake import DEFAULT_DEADLINE_S
+from hear.interfaces import Ask, Bus, Policy, Subscription
 from hear.messages import (
     DEFAULT_TENANT,
     BoundWait,
@@ -51,7 +52,6 @@ from hear.messages import (
 from hear.policies.runtime.asks import check_ask
 from hear.policies.runtime.mismatches import Mismatches
 from hear.policies.runtime.watchdog import TimeLimitPassed, time_limit
-from hear.seams import Ask, Bus, Policy, Subscription
 from hear.subjects import impossible, narrowed, token
 from hear.yielding import Preferences
 

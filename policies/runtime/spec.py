@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hear.app import plugins
 from hear.errors import ConfigError, PluginError, ProtocolError
-from hear.seams import Policy
+from hear.interfaces import Policy
 from hear.subjects import Pattern
 
 NONE = "fcfs"
@@ -87,7 +87,7 @@ def _make(factory: Any, arguments: tuple[float, ...], word: str) -> str:
 
 
 def shape_problem(policy: object) -> str:
-    """What keeps an object from being a ``hear.seams.Policy``; nothing if it is one."""
+    """What keeps an object from being a ``hear.interfaces.Policy``; nothing if it is one."""
     name = getattr(policy, "name", None)
     if not isinstance(name, str) or not name:
         return f"name is {name!r}, expected a text"

@@ -29,7 +29,7 @@ from hear.app.connection import connected
 from hear.errors import EngineError
 from hear.harnesses.eval.bench import servers
 from hear.harnesses.eval.replay.live import find_engines
-from hear.seams import InferenceRequest
+from hear.interfaces import InferenceRequest
 
 
 def test_shares_are_of_the_stock_server_in_the_same_turn() -> None:

@@ -16,6 +16,7 @@ from hear.buses.memory import MemoryBus
 from hear.buses.testing import CHECKS, Check, check_bus
 from hear.delivery import Sequencer
 from hear.errors import BusError, LaggedError, LocalProtocolError
+from hear.interfaces import Bus, SnapshotProvider
 from hear.messages import (
     DEFAULT_TENANT,
     CapabilitiesReported,
@@ -27,7 +28,6 @@ from hear.messages import (
     QueueSnapshot,
     RequestDescribed,
 )
-from hear.seams import Bus, SnapshotProvider
 from hear.subjects import stem
 
 QUEUE = "state.default.{}.queue"

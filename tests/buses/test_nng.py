@@ -23,8 +23,8 @@ from hear.buses.nng.server import hub
 from hear.buses.testing import CHECKS, Check
 from hear.delivery import Sequencer
 from hear.errors import BusError, ConfigError, LocalProtocolError
+from hear.interfaces import Bus
 from hear.messages import Envelope, Key, OperationOutcome, PressureReported, RequestDescribed
-from hear.seams import Bus
 from tests.secret_files import write_secret
 
 ROOT = Path(__file__).parents[2]

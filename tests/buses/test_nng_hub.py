@@ -43,7 +43,7 @@ from hear.buses.nng.hub import Hub
 from hear.buses.nng.joining import MAX_STRANGERS
 from hear.codec import decode as decode_envelope
 from hear.errors import RemoteProtocolError
-from hear.seams import BusStatistics
+from hear.interfaces import BusStatistics
 from tests.buses.nng_peers import SECRETS, Net, Peer, envelope, run_of, snapshot, tenants
 
 QUEUE = "state.{}.e.queue"

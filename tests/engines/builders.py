@@ -10,9 +10,9 @@ from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.profile import EngineProfile, Gpu, Model, Scheduler, Tiers
 from hear.engines.simulated.request import SimRequest
 from hear.engines.testing import EngineFactory, EngineUnderTest
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import DEFAULT_TENANT
 from hear.operation import Ref
-from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.integrity import check_engine
 
 BLOCK = 16

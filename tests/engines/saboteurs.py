@@ -30,6 +30,7 @@ from hear.engines.worker.desk import Desk
 from hear.engines.worker.loop import EngineWorker
 from hear.errors import RemoteProtocolError
 from hear.intake import Intake, Step
+from hear.interfaces import Verdict
 from hear.messages import (
     DEFAULT_TENANT,
     BlockChange,
@@ -48,7 +49,6 @@ from hear.messages import (
     Retain,
 )
 from hear.operation import Operation
-from hear.seams import Verdict
 
 Saboteur = Callable[[pytest.MonkeyPatch], None]
 SABOTEURS: dict[str, tuple[Saboteur, tuple[str, ...]]] = {}

@@ -16,10 +16,10 @@ from hear.engine_view import EngineView
 from hear.engines.simulated.backend import SimulatedEngine, create
 from hear.engines.simulated.profile import EngineProfile
 from hear.errors import EngineError
+from hear.interfaces import InferenceRequest, Report
 from hear.messages import Hold, Key, Message, RequestOutcome, ResidencyChanged, Retain
 from hear.operation import Operation
 from hear.residency import ResidencyDirectory
-from hear.seams import InferenceRequest, Report
 from tests.engines.builders import BLOCK, hashes_of, own, profile, request
 from tests.engines.integrity import check_directory, check_engine
 

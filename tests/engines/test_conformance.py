@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.testing import RULES, EngineFactory, EngineUnderTest, check_engine, check_rule
+from hear.interfaces import Report, Verdict
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -20,7 +21,6 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import Operation
-from hear.seams import Report, Verdict
 from tests.engines.builders import BLOCK, SETUPS, make_request, profile
 from tests.engines.saboteurs import SABOTEURS
 

@@ -13,6 +13,7 @@ from trio.testing import MockClock
 from hear.blocks import chain_all, pack
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.profile import EngineProfile
+from hear.interfaces import InferenceRequest, InferenceResult, Report, Verdict
 from hear.messages import (
     Admit,
     BoundWait,
@@ -29,7 +30,6 @@ from hear.messages import (
     Route,
 )
 from hear.operation import Operation
-from hear.seams import InferenceRequest, InferenceResult, Report, Verdict
 from tests.engines.builders import BLOCK, hashes_of, own, profile, request
 from tests.engines.integrity import check_engine
 

@@ -13,7 +13,7 @@ import trio.lowlevel
 from hear.engines.simulated.backend import create
 from hear.engines.simulated.serving import SimulatedClient, connect, serve
 from hear.errors import ConfigError, EngineError
-from hear.seams import InferenceRequest, Report
+from hear.interfaces import InferenceRequest, Report
 
 
 def request(id: str, prompt_tokens: int = 1024, output_tokens: int = 8) -> InferenceRequest:

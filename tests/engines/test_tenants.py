@@ -10,8 +10,8 @@ from hear.blocks import unpack
 from hear.engines.simulated import tenants as tenants_module
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.tenants import Tenants, blocks_of, hash_of, owner_of
+from hear.interfaces import Report
 from hear.messages import DEFAULT_TENANT, BlocksStored
-from hear.seams import Report
 from tests.engines.builders import BLOCK, hashes_of, profile, request
 from tests.engines.integrity import check_engine
 

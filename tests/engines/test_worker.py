@@ -19,6 +19,7 @@ from hear.engines.worker import desk as desk_module
 from hear.engines.worker.ledger import Ledger
 from hear.engines.worker.loop import IDLE_S, EngineWorker
 from hear.errors import BusError, ConfigError, EngineError
+from hear.interfaces import OperationEnded, Report, Verdict
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -43,7 +44,6 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import Operation
-from hear.seams import OperationEnded, Report, Verdict
 
 
 class Backend:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from hear.engine_view import EngineViews
 from hear.harness_view import HarnessView
+from hear.interfaces import Ask
 from hear.messages import BoundWait, Hold, Key, RequestDescribed
-from hear.seams import Ask
 
 
 class Guards:

@@ -3,9 +3,9 @@
 import pytest
 
 from hear.harnesses.eval.bench.answers import differences, num_told
+from hear.interfaces import InferenceResult
 from hear.messages import RequestOutcome
 from hear.messages.outcome import RequestStatus
-from hear.seams import InferenceResult
 
 
 def answered(*ids: int, text: str = "", status: RequestStatus = "completed") -> InferenceResult:

@@ -20,8 +20,8 @@ from hear.harnesses.eval.bench.script import (
     Shape,
     generate,
 )
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import RequestOutcome
-from hear.seams import InferenceRequest, InferenceResult
 
 PROFILE = "rtx-pro-6000-qwen3-8b"
 SCRIPT = generate(3, Shape(sessions=8, turns=3, context_tokens=(9000, 30_000), rate=0.5))

@@ -22,6 +22,7 @@ from hear.harnesses.pool.dispatcher import (
     SETTLE_S,
     Dispatcher,
 )
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import (
     DEFAULT_TENANT,
     Cancel,
@@ -35,7 +36,6 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import TERMINAL
-from hear.seams import InferenceRequest, InferenceResult
 
 
 class Engine:

@@ -11,7 +11,7 @@ import trio
 from hear.app import plugins
 from hear.errors import ConfigError, EngineError
 from hear.harnesses.openai.client import OpenAIClient, connect
-from hear.seams import InferenceRequest, InferenceResult
+from hear.interfaces import InferenceRequest, InferenceResult
 
 from .http_server import Behaviour, Server, answer, begin, end, say, say_raw, serving, token, usage
 

@@ -27,8 +27,8 @@ from hear.harnesses.eval.workloads.workload import (
     Workload,
 )
 from hear.harnesses.pool.dispatcher import ROUTE_WAIT_S
+from hear.interfaces import Ask
 from hear.messages import ContextClosed, ContextOpened, ContextPaused, Message, RequestDescribed
-from hear.seams import Ask
 
 ENGINE = "h100-qwen3-8b"
 BLOCK_SIZE = 512

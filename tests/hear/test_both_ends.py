@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hear.delivery import Outbox, Sequencer
 from hear.intake import Answer, Intake, Step
+from hear.interfaces import OperationEnded, Verdict
 from hear.messages import (
     BoundWait,
     Cancel,
@@ -26,7 +27,6 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import TERMINAL, Operation
-from hear.seams import OperationEnded, Verdict
 
 REQUESTS = ("r0", "r1", "r2")
 CONTEXTS = ("c0", "c1")

@@ -13,6 +13,7 @@ from hear.engine_view import EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView
 from hear.harnesses.session import HarnessSession
+from hear.interfaces import Ask, InferenceRequest, Subscription
 from hear.messages import (
     CapabilitiesReported,
     Key,
@@ -21,7 +22,6 @@ from hear.messages import (
     RequestOutcome,
     Route,
 )
-from hear.seams import Ask, InferenceRequest, Subscription
 
 PROFILE = "h100-qwen3-8b"
 

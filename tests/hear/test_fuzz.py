@@ -19,6 +19,7 @@ from hear.engine_view import MAX_REQUESTS, EngineViews, StateRefusedError
 from hear.errors import HearError, LocalProtocolError
 from hear.harness_view import MAX_GAPS, HarnessView
 from hear.intake import Intake
+from hear.interfaces import Verdict
 from hear.messages import (
     BlockChange,
     BlocksCleared,
@@ -36,7 +37,6 @@ from hear.messages import (
     WaitingRequest,
 )
 from hear.residency import ResidencyDirectory
-from hear.seams import Verdict
 from hear.subjects import token
 
 

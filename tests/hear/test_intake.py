@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from hear.intake import DEFAULT_DEADLINE_S, GONE_S, MAX_DEADLINE_S, Intake, Step
+from hear.interfaces import OperationEnded, Verdict
 from hear.messages import (
     Admit,
     BoundWait,
@@ -24,7 +25,6 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import Operation
-from hear.seams import OperationEnded, Verdict
 from tests.hear.builders import envelope
 
 CONTROLS = ("prioritise", "bound_wait", "retain", "release", "prepare", "hold", "admit")

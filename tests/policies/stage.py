@@ -7,6 +7,7 @@ from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineView, EngineViews
 from hear.harness_view import HarnessView
+from hear.interfaces import Ask, Policy
 from hear.messages import (
     BlockChange,
     BlocksRemoved,
@@ -24,7 +25,6 @@ from hear.messages import (
     ResidencySnapshot,
     WaitingRequest,
 )
-from hear.seams import Ask, Policy
 
 ENGINE = "e0"
 BLOCK_SIZE = 10

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from hear.blocks import pack
 from hear.errors import ConfigError
+from hear.interfaces import Ask
 from hear.messages import (
     BlocksCleared,
     CapabilitiesReported,
@@ -16,7 +17,6 @@ from hear.messages import (
     ResidencySnapshot,
 )
 from hear.policies.cache_aware import CacheAware
-from hear.seams import Ask
 from tests.policies.stage import BLOCK_SIZE, ENGINE, Stage, removed, stored, waiting
 
 PROMPT = [1, 2, 3, 4]

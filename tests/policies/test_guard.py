@@ -3,9 +3,9 @@
 import pytest
 
 from hear.errors import ConfigError
+from hear.interfaces import Ask
 from hear.messages import BoundWait, Key, RequestDescribed, RequestReadinessChanged
 from hear.policies.guard import Guard
-from hear.seams import Ask
 from tests.policies.stage import ENGINE, Stage
 
 

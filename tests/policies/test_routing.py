@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hear.errors import ConfigError
+from hear.interfaces import Ask, Policy
 from hear.messages import (
     BlocksCleared,
     CapabilitiesReported,
@@ -25,7 +26,6 @@ from hear.messages import (
 )
 from hear.policies.backlog import LOST_S
 from hear.policies.routing import CacheAwareRouting, LeastLoaded, RoundRobin
-from hear.seams import Ask, Policy
 from tests.policies.stage import BLOCK_SIZE, Stage, removed, stored
 
 ENGINES = ("a", "b", "c")

@@ -22,6 +22,7 @@ from hear.engine_view import EngineViews
 from hear.errors import BusError, LocalProtocolError
 from hear.harness_view import HarnessView
 from hear.intake import Intake, Step
+from hear.interfaces import Ask, Policy, Verdict
 from hear.messages import (
     BoundWait,
     Cancel,
@@ -45,7 +46,6 @@ from hear.messages import (
 from hear.operation import Operation
 from hear.policies.guard import Guard
 from hear.policies.runtime.runner import PolicyRunner
-from hear.seams import Ask, Policy, Verdict
 from hear.subjects import stem
 
 Decide = Callable[[HarnessView, EngineViews], Iterable[Ask]]

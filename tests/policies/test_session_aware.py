@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hear.errors import ConfigError
+from hear.interfaces import Ask
 from hear.messages import ContextClosed, Key, Release, Retain, ReuseExpected
 from hear.policies.session_aware import ContinuationEstimator, SessionAware
-from hear.seams import Ask
 from tests.policies.stage import ENGINE, Stage
 
 

@@ -7,9 +7,9 @@ import pytest
 from hear.engine_view import EngineViews
 from hear.errors import ConfigError, PluginError
 from hear.harness_view import HarnessView
+from hear.interfaces import Ask
 from hear.policies.guard import Guard
 from hear.policies.runtime.spec import parse
-from hear.seams import Ask
 
 
 class Bare:

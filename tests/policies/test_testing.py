@@ -8,6 +8,7 @@ import pytest
 
 from hear.engine_view import EngineViews
 from hear.harness_view import HarnessView
+from hear.interfaces import Ask
 from hear.messages import (
     BoundWait,
     Key,
@@ -22,7 +23,6 @@ from hear.policies.guard import Guard
 from hear.policies.routing import CacheAwareRouting, LeastLoaded, RoundRobin
 from hear.policies.session_aware import SessionAware
 from hear.policies.testing import CHECKS, Check, PolicyFactory, check_memory, check_policy
-from hear.seams import Ask
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -35,6 +35,7 @@ from hear.harnesses.eval.replay import live
 from hear.harnesses.eval.workloads import recorded
 from hear.harnesses.openai.client import connect
 from hear.harnesses.openai.dialect import Answer, failure
+from hear.interfaces import InferenceRequest
 from hear.messages import (
     BlocksStored,
     CapabilitiesReported,
@@ -47,7 +48,6 @@ from hear.messages import (
     ResidencySnapshot,
 )
 from hear.recording import MAGIC, Header, Heard, Recorder, opened
-from hear.seams import InferenceRequest
 from tests.harnesses.http_server import begin, end, say_raw
 from tests.harnesses.http_server import serving as http_serving
 from tests.hear.builders import envelope

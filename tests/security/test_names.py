@@ -30,6 +30,7 @@ from hear.harnesses.eval.replay.live import find_engines, play
 from hear.harnesses.eval.workloads import scbench
 from hear.harnesses.openai.http import Address
 from hear.harnesses.pool.reaching import client_of, hasher_of
+from hear.interfaces import Bus
 from hear.messages import (
     DEFAULT_TENANT,
     CapabilitiesReported,
@@ -40,7 +41,6 @@ from hear.messages import (
     RequestOutcome,
 )
 from hear.recording import Header, Recorder
-from hear.seams import Bus
 from tests.hear.builders import envelope
 from tests.security.uses import Found, Use, uses
 

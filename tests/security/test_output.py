@@ -288,7 +288,7 @@ def test_the_page_that_prometheus_reads(name: str) -> None:
 
     from hear.buses.observe.metrics.bus_statistics import BusStatisticsCollector
     from hear.buses.observe.metrics.families import Families
-    from hear.seams import BusStatistics, SubscriptionStatistics
+    from hear.interfaces import BusStatistics, SubscriptionStatistics
 
     registry = CollectorRegistry()
     families = Families(registry)

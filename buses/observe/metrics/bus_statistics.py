@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from hear.buses.observe.metrics.families import MAX_LABEL, OTHER
 from hear.errors import BusError
 from hear.escaping import printable
-from hear.seams import Bus, BusStatistics
+from hear.interfaces import Bus, BusStatistics
 
 ASK_WITHIN_S: Final = 2.0
 MAX_SUBSCRIBERS: Final = 500

@@ -16,7 +16,7 @@ from hear.buses.observe.metrics.endpoint import serving
 from hear.buses.observe.metrics.exporting import SpanQueue, otlp_exporter
 from hear.buses.observe.metrics.spans import SpanData
 from hear.errors import LaggedError
-from hear.seams import Bus
+from hear.interfaces import Bus
 
 CAPACITY: Final = 65_536
 INTERVAL_S: Final = 1.0

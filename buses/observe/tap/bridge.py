@@ -17,8 +17,8 @@ from hear.app.nursery import unwrapped
 from hear.buses.observe.tap.board import Board, Picture
 from hear.buses.observe.tap.follow import Follower
 from hear.errors import LaggedError
+from hear.interfaces import Bus
 from hear.messages import Envelope
-from hear.seams import Bus
 
 INTERVAL_S = 0.2
 """How often a picture is made, however many messages come."""

@@ -11,8 +11,8 @@ import trio
 
 from hear.delivery import Arrival, GapDetector
 from hear.errors import LaggedError
+from hear.interfaces import Bus, RememberingBus, Subscription
 from hear.messages import Envelope
-from hear.seams import Bus, RememberingBus, Subscription
 from hear.subjects import stem_of
 
 CAPACITY = 65_536

@@ -27,7 +27,7 @@ from hear.buses.observe.tap import drawing
 from hear.buses.observe.tap.board import Picture
 from hear.buses.observe.tap.bridge import INTERVAL_S, Bridge
 from hear.buses.observe.tap.timelines import RequestPicture
-from hear.seams import Bus
+from hear.interfaces import Bus
 
 MAX_ROWS = 100
 """Most requests in the table; the filter looks at all that are kept."""

@@ -15,6 +15,7 @@ from hear import escaping
 from hear.buses.observe.tap.follow import as_remembering
 from hear.codec import open_body
 from hear.errors import RemoteProtocolError
+from hear.interfaces import Bus, BusStatistics, CentralBus, SubscriptionStatistics
 from hear.messages import (
     DEFAULT_TENANT,
     CapabilitiesReported,
@@ -26,7 +27,6 @@ from hear.messages import (
     QueueSnapshot,
     TierPressure,
 )
-from hear.seams import Bus, BusStatistics, CentralBus, SubscriptionStatistics
 
 LOOK_S = 2.0
 """Longest time for which snapshots are awaited."""

@@ -16,8 +16,8 @@ from hear.buses.observe.tap.follow import (
 from hear.buses.observe.tap.output import Output
 from hear.buses.observe.tap.reading import Reading, read
 from hear.errors import BusError, ConfigError, LaggedError
+from hear.interfaces import Bus
 from hear.messages import Envelope
-from hear.seams import Bus
 from hear.subjects import stem_of
 
 WRITE_OUT_S: Final = 10.0

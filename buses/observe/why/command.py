@@ -24,9 +24,9 @@ from hear.buses.observe.why.timeline import timeline
 from hear.buses.observe.why.words import time_of_day
 from hear.errors import ConfigError
 from hear.escaping import cell, legible, one_line, to_json
+from hear.interfaces import RememberingBus
 from hear.messages import Envelope
 from hear.recording import Heard, Record, opened
-from hear.seams import RememberingBus
 
 _WIDTH = 140  # of a table that goes to a file or a pipe
 

@@ -1,4 +1,4 @@
-"""An unmodified vLLM server behind ``hear.seams.EngineBackend``, seen and asked from outside.
+"""An unmodified vLLM server behind ``hear.interfaces.EngineBackend``, seen and asked from outside.
 
 What it holds comes from its KV events, how it fares from ``/metrics`` (``attached_watch``), and it
 takes one control: a priority, along with a request that is sent through here (``attached_client``).
@@ -19,6 +19,7 @@ from hear.engines.vllm.holdings import GPU
 from hear.engines.vllm.identity import Tenants
 from hear.engines.vllm.launch.server import VllmServer
 from hear.errors import EngineError
+from hear.interfaces import InferenceRequest, InferenceResult, Report, Verdict
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -33,7 +34,6 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import Operation
-from hear.seams import InferenceRequest, InferenceResult, Report, Verdict
 
 _UNTOLD = 4_096
 

@@ -23,9 +23,9 @@ from hear.engines.vllm.attach.requests import (
 from hear.engines.vllm.attach.watch import Watch
 from hear.engines.vllm.identity import Tenants
 from hear.errors import EngineError
+from hear.interfaces import InferenceRequest, OperationEnded, Report, Verdict
 from hear.messages import OperationOutcome, Prioritise, RequestOutcome
 from hear.operation import Operation, Ref
-from hear.seams import InferenceRequest, OperationEnded, Report, Verdict
 
 _log = structlog.get_logger("hear.attach")
 

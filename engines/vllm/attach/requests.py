@@ -18,6 +18,7 @@ import trio
 from hear.codec import UNREADABLE
 from hear.engines.vllm.identity import salt_of
 from hear.errors import EngineError
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import (
     DEFAULT_TENANT,
     Key,
@@ -29,7 +30,6 @@ from hear.messages import (
 )
 from hear.messages.envelope import Count
 from hear.operation import Ref
-from hear.seams import InferenceRequest, InferenceResult
 
 CONNECT_S: Final = 10.0
 _TOO_LONG: Final = "maximum context length"

@@ -7,8 +7,8 @@ import structlog
 from hear.app.clock import new_epoch
 from hear.engines.vllm.attach.backend import attached
 from hear.engines.worker.loop import EngineWorker
+from hear.interfaces import Bus
 from hear.messages import DEFAULT_TENANT
-from hear.seams import Bus
 
 _log = structlog.get_logger("hear.attach")
 

@@ -31,6 +31,7 @@ from hear.engines.vllm.plugin.queue_copy import QueueCopy
 from hear.engines.vllm.plugin.settings import Settings
 from hear.engines.vllm.upstream_hints import Ride
 from hear.errors import RemoteProtocolError
+from hear.interfaces import OperationEnded, Report, Verdict
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -44,7 +45,6 @@ from hear.messages import (
     TierPressure,
 )
 from hear.operation import Operation
-from hear.seams import OperationEnded, Report, Verdict
 
 _log = structlog.get_logger("hear.vllm")
 
@@ -74,7 +74,7 @@ class VllmBackend:
         self._queue.offset_s = trio.current_time() - time.monotonic()
         self._bridge.listen(self._take_in)
 
-    # -- the seam -----------------------------------------------------------------------------
+    # -- the interface ----------------------------------------------------------------------------
 
     def capabilities(self) -> CapabilitiesReported:
         """What this engine can do."""

@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 import trio
 
 from hear.engines.vllm.upstream_hints import Ride
+from hear.interfaces import Verdict
 from hear.messages import Key, OperationOutcome, RequestOutcome
 from hear.operation import Operation, Ref
-from hear.seams import Verdict
 
 
 class Command(NamedTuple):

@@ -27,9 +27,9 @@ from hear.engines.vllm.plugin.controls import Controls
 from hear.engines.vllm.plugin.settings import Settings
 from hear.engines.vllm.plugin.standing import Standing
 from hear.engines.vllm.upstream_hints import Ride
+from hear.interfaces import Verdict
 from hear.messages import Key, RequestOutcome
 from hear.operation import Operation, Ref
-from hear.seams import Verdict
 
 _log = structlog.get_logger("hear.vllm")
 

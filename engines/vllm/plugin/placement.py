@@ -19,9 +19,9 @@ from hear.engines.vllm.holdings import CPU, GPU
 from hear.engines.vllm.plugin.block_index import BlockIndex
 from hear.engines.vllm.plugin.contexts import Contexts, Served
 from hear.engines.vllm.plugin.standing import BACKGROUND, Standing
+from hear.interfaces import Verdict
 from hear.messages import Place, Prepare
 from hear.operation import Operation, Ref
-from hear.seams import Verdict
 
 _FILLER: Final = 0
 """A token that follows the blocks of a prefill: vLLM computes the last token of each prompt."""

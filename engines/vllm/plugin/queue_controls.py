@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 
 from hear.engines.vllm.plugin.standing import Standing
 from hear.engines.vllm.plugin.waiting_queue import WaitingQueue
+from hear.interfaces import Verdict
 from hear.messages import Admit, BoundWait, Hold, Prioritise
 from hear.operation import Operation, Ref
-from hear.seams import Verdict
 
 DONE = Verdict("completed")
 ANSWER_WITHIN_S = 0.05

@@ -5,7 +5,7 @@ Knows answers by the names of their requests, and nothing of engines.
 
 from collections.abc import Mapping
 
-from hear.seams import InferenceResult
+from hear.interfaces import InferenceResult
 
 Answers = Mapping[str, InferenceResult]
 """By request."""

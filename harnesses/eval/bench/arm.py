@@ -22,8 +22,8 @@ from hear.harnesses.eval.bench.places import STOCK, Place
 from hear.harnesses.eval.bench.script import Script
 from hear.harnesses.eval.replay.runner import Replay
 from hear.harnesses.eval.report.results import RunResult, TurnRecord
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import Envelope, RequestOutcome
-from hear.seams import InferenceRequest, InferenceResult
 
 SLACK_S: Final = 0.1
 """How long after a real engine has chosen whom to serve it may tell on the bus."""

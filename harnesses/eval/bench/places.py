@@ -18,8 +18,8 @@ from hear.harnesses.eval.bench import servers
 from hear.harnesses.eval.bench.script import Hasher
 from hear.harnesses.eval.replay.live import find_engines
 from hear.harnesses.pool.reaching import client_of, hasher_of
+from hear.interfaces import Bus, InferenceClient
 from hear.messages import CapabilitiesReported
-from hear.seams import Bus, InferenceClient
 
 STOCK: Final = "stock"
 """The arm in which vLLM serves as it comes, without HEAR."""

@@ -16,6 +16,7 @@ import trio
 from hear.codec import open_body
 from hear.errors import BusError, RemoteProtocolError
 from hear.harnesses.eval.report.results import Sample
+from hear.interfaces import Bus
 from hear.messages import (
     DEFAULT_TENANT,
     BoundWait,
@@ -28,7 +29,6 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import TERMINAL
-from hear.seams import Bus
 from hear.subjects import token
 
 _CAPACITY = 1_000_000

@@ -21,8 +21,8 @@ from hear.harnesses.eval.report.results import Row
 from hear.harnesses.eval.workloads.workload import Workload
 from hear.harnesses.pool.dispatcher import Dispatcher
 from hear.harnesses.pool.reaching import Reach, client_of
+from hear.interfaces import Bus, InferenceClient, InferenceRequest, InferenceResult
 from hear.messages import DEFAULT_TENANT, CapabilitiesReported
-from hear.seams import Bus, InferenceClient, InferenceRequest, InferenceResult
 from hear.subjects import token
 
 _log = structlog.get_logger("hear.play")

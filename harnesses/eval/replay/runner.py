@@ -29,6 +29,7 @@ from hear.harnesses.eval.workloads.workload import (
     Workload,
 )
 from hear.harnesses.session import HarnessSession
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import (
     DEFAULT_TENANT,
     ContextClosed,
@@ -37,7 +38,6 @@ from hear.messages import (
     RequestDescribed,
     RequestOutcome,
 )
-from hear.seams import InferenceRequest, InferenceResult
 from hear.subjects import impossible
 
 Loop = Literal["closed", "open"]

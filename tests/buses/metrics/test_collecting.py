@@ -23,6 +23,7 @@ from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.errors import BusError
 from hear.harnesses.session import HarnessSession
+from hear.interfaces import InferenceRequest
 from hear.messages import (
     BoundWait,
     CapabilitiesReported,
@@ -44,7 +45,6 @@ from hear.messages import (
     TierPressure,
     WaitingRequest,
 )
-from hear.seams import InferenceRequest
 
 BLOCK = 512
 

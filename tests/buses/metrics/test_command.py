@@ -20,7 +20,7 @@ from hear.app.cli import main
 from hear.buses.memory import MemoryBus
 from hear.buses.observe.metrics import command
 from hear.buses.observe.metrics.tap import serve
-from hear.seams import Bus
+from hear.interfaces import Bus
 
 ROOT = Path(__file__).parents[3]
 

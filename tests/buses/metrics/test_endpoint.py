@@ -14,8 +14,8 @@ from hear.buses.observe.metrics.endpoint import parse_address, serving
 from hear.buses.observe.metrics.tap import serve
 from hear.delivery import Sequencer
 from hear.errors import ConfigError
+from hear.interfaces import BusStatistics, SubscriptionStatistics
 from hear.messages import Key, QueueChanged, RequestOutcome
-from hear.seams import BusStatistics, SubscriptionStatistics
 
 
 async def scrape(url: str) -> str:

@@ -16,7 +16,7 @@ from hear.buses.observe.metrics.families import (
 )
 from hear.buses.observe.metrics.operations import FORGET_AFTER_S
 from hear.buses.observe.metrics.spans import ids_of
-from hear.seams import BusStatistics, SubscriptionStatistics
+from hear.interfaces import BusStatistics, SubscriptionStatistics
 
 TEXT = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 HEADER = "| metric | type | labels | meaning |"

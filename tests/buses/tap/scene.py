@@ -10,8 +10,8 @@ from hear.app import plugins
 from hear.app.cluster import Cluster, running
 from hear.blocks import chain_all, pack
 from hear.harnesses.session import HarnessSession
+from hear.interfaces import Bus, InferenceRequest
 from hear.messages import ContextPaused, RequestDescribed
-from hear.seams import Bus, InferenceRequest
 
 BLOCK_SIZE = 512
 _NUM_BLOCKS = 16

@@ -12,8 +12,8 @@ from hear.buses.memory import MemoryBus
 from hear.buses.observe.tap.board import Picture
 from hear.buses.observe.tap.bridge import Bridge
 from hear.errors import BusError
+from hear.interfaces import Bus
 from hear.messages import ContextOpened
-from hear.seams import Bus
 from tests.buses.tap.builders import Voice
 from tests.buses.tap.scene import Load, serving
 

@@ -1,4 +1,4 @@
-"""Following without an end: numbers, history without seams, and coming back after being cut off."""
+"""Following without an end: numbers, history without a break, coming back when cut off."""
 
 from collections.abc import Iterable, Sequence
 

@@ -23,6 +23,7 @@ from hear.buses.observe.tap.status_command import (
     text,
 )
 from hear.errors import BusError
+from hear.interfaces import BusStatistics, SubscriptionStatistics
 from hear.messages import (
     CapabilitiesReported,
     OperationOutcome,
@@ -34,7 +35,6 @@ from hear.messages import (
     TierPressure,
     WaitingRequest,
 )
-from hear.seams import BusStatistics, SubscriptionStatistics
 from hear.subjects import token
 from tests.buses.tap.builders import Voice, foreign
 from tests.buses.tap.scene import Load, serving

@@ -9,8 +9,8 @@ import trio
 from hear.engines.testing import EngineUnderTest
 from hear.engines.vllm.attach.backend import AttachedEngine, attached
 from hear.engines.vllm.attach.kv_sockets import KvSockets, connect
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.operation import Ref
-from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.vllm.requests import make_request, of_tenant
 
 

@@ -17,8 +17,8 @@ import trio
 
 from hear.engines.vllm.identity import extra_args_of
 from hear.engines.vllm.launch.model import make_model
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import Key, RequestOutcome
-from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.vllm.real import ENVIRONMENT
 
 BLOCK_SIZE = 32

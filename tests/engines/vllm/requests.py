@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 from hear.engines.vllm.hashing import prefix_hashes
 from hear.engines.vllm.identity import salt_of
-from hear.seams import InferenceRequest
+from hear.interfaces import InferenceRequest
 
 FIRST, LAST = 16, 500
 """Tokens that the generated model has, none of them a special one."""

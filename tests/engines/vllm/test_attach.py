@@ -17,6 +17,7 @@ from hear.engines.vllm.attach.backend import AttachedEngine, attached
 from hear.engines.vllm.attach.worker import serve_attached
 from hear.engines.worker.loop import EngineWorker
 from hear.errors import ConfigError, EngineError
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import (
     DEFAULT_TENANT,
     Envelope,
@@ -25,7 +26,6 @@ from hear.messages import (
     Prioritise,
     RequestOutcome,
 )
-from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.vllm.fake_server import (
     BLOCK,
     CLEARED,

@@ -15,8 +15,8 @@ from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
 from hear.harnesses.eval.bench import servers
 from hear.harnesses.openai.client import connect
+from hear.interfaces import Bus, InferenceRequest
 from hear.messages import BoundWait, Control, Envelope, Key, OperationOutcome, Retain
-from hear.seams import Bus, InferenceRequest
 
 from .real import NEEDS_VLLM
 

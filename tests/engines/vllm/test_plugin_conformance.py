@@ -15,8 +15,8 @@ from hear.codec import open_body
 from hear.engines.testing import RULES, EngineUnderTest, check_rule
 from hear.engines.vllm.launch.server_command import tier_config
 from hear.engines.worker.loop import EngineWorker
+from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import Key, OperationOutcome, Retain
-from hear.seams import InferenceRequest, InferenceResult
 from tests.engines.vllm.engine import BLOCK_SIZE, EngineCoreThread, fresh, start_core
 from tests.engines.vllm.real import NEEDS_VLLM
 from tests.engines.vllm.requests import make_request, of_tenant

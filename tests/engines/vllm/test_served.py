@@ -13,7 +13,7 @@ import trio
 from hear.harnesses.eval.bench import servers
 from hear.harnesses.openai.client import OpenAIClient, connect
 from hear.harnesses.openai.http import Address, exchange
-from hear.seams import InferenceRequest, InferenceResult
+from hear.interfaces import InferenceRequest, InferenceResult
 
 from .real import NEEDS_VLLM
 

@@ -1,4 +1,4 @@
-"""The edges of the protocol: what a bus, an engine backend, a policy and a client must offer.
+"""The interfaces of the protocol: what a bus, an engine backend, a policy and a client offer.
 
 Each is a ``Protocol`` that others may implement; ``hear.buses.testing``, ``hear.engines.testing``
 and ``hear.policies.testing`` hold the checks that an implementation can be put through.
