@@ -47,7 +47,7 @@ BOUNDED: Final = {
     "ResidencyDirectory._children": "blocks of a cache",
     "ResidencyDirectory._unreachable": "blocks of a cache",
     "Preferences._heap": "as many as a policy has open, and 1,024",
-    "EngineWorker._desks": "tenants of an engine, at most 256",
+    "EngineWorker._sessions": "tenants of an engine, at most 256",
     "Arbiter.ranks": "those of the operator, for each tenant of an engine",
     "Preferences._ranks": "those of the operator, for each tenant of an engine",
     "Tenants._names": "tenants that an engine has had, at most 4,096",

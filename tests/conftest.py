@@ -12,7 +12,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-# The same examples in every run, so that a failure in CI is one at any desk, and no deadline, since
+# The same examples in every run, so that a failure in CI is one everywhere, and no deadline, since
 # the machines of CI are shared.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.register_profile("explore", deadline=None, max_examples=2_000)

@@ -1,9 +1,9 @@
 """The one loop that serves every engine: controls in, state and outcomes out.
 
 The worker owns the bus side of an engine: it drives the backend, reads the controls of all tenants
-and gives each what is its own to a ``Desk``. What a control means is decided by ``hear.intake``;
-what it does, by the backend. If the bus is lost, the worker goes on without it: the engine serves,
-in its own order, and nobody is told.
+and gives each what is its own to a ``TenantSession``. What a control means is decided by
+``hear.intake``; what it does, by the backend. If the bus is lost, the worker goes on without it:
+the engine serves, in its own order, and nobody is told.
 """
 
 from collections import deque
@@ -13,8 +13,8 @@ import structlog
 import trio
 
 from hear.app.control_reader import ControlReader
-from hear.engines.worker.desk import Desk
 from hear.engines.worker.ledger import Ledger
+from hear.engines.worker.tenant_session import TenantSession
 from hear.errors import BusError, ConfigError, EngineError, LocalProtocolError
 from hear.intake import Step
 from hear.interfaces import Bus, EngineBackend, Report
@@ -90,19 +90,19 @@ class EngineWorker:
             ledger.fail_interrupted()
         self._max_tenants = max_tenants
         self._share = share
-        self._desks: dict[str, Desk] = {}
+        self._sessions: dict[str, TenantSession] = {}
         self._staying = frozenset(tenants)
         self._begun_s = 0.0
         self._gave_way = False
         for tenant in dict.fromkeys(tenants):
-            if self._make_desk(tenant) is None:
+            if self._open_session(tenant) is None:
                 raise ConfigError(
                     f"engine {name!r}: tenant {tenant!r:.80}: expected a name of 1 to {MAX_NAME} "
                     f"characters, and {max_tenants} tenants at most"
                 )
         for tenant in () if ledger is None else ledger.tenants:
-            if tenant not in self._desks and len(self._desks) < max_tenants:
-                self._make_desk(tenant)
+            if tenant not in self._sessions and len(self._sessions) < max_tenants:
+                self._open_session(tenant)
         self._pressure_interval_s = pressure_interval_s
         self._pressure_due_s = -inf
         self._restart_delay_s = restart_delay_s
@@ -114,7 +114,7 @@ class EngineWorker:
     @property
     def num_open(self) -> int:
         """Operations without a terminal outcome."""
-        return sum(desk.num_open for desk in self._desks.values())
+        return sum(session.num_open for session in self._sessions.values())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; then whatever is open ends ``failed: engine_stopped``.
@@ -125,31 +125,31 @@ class EngineWorker:
         """
         self._begun_s = trio.current_time()
         try:
-            for desk in self._desks.values():
-                self._provide(desk)
+            for session in self._sessions.values():
+                self._provide(session)
             await self._serve_on_bus(task_status)
         finally:
-            for desk in self._desks.values():
-                self._withdraw(desk)
+            for session in self._sessions.values():
+                self._withdraw(session)
         if self._failure is not None:
             raise self._failure
 
     async def _serve_on_bus(self, task_status: trio.TaskStatus[None]) -> None:
         async with ControlReader(self._bus, self, share=self._share) as controls:
-            for desk in self._desks.values():
-                desk.introduce()
+            for session in self._sessions.values():
+                session.introduce()
                 if self._ledger is not None:
                     # The last worker may have been killed between noting an end and telling of it.
-                    for answer in self._ledger.ended(desk.tenant)[-RETOLD:]:
-                        desk.answer(answer)
+                    for answer in self._ledger.ended(session.tenant)[-RETOLD:]:
+                        session.answer(answer)
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._serve, nursery.cancel_scope)
                     task_status.started()
                     await self._listen(controls)
             finally:
-                for desk in self._desks.values():
-                    desk.shut("engine_stopped")
+                for session in self._sessions.values():
+                    session.shut("engine_stopped")
 
     async def _listen(self, controls: ControlReader) -> None:
         try:
@@ -170,52 +170,52 @@ class EngineWorker:
                     failures.popleft()
                 _log.error("engine.failed", engine=self.name, epoch=self.epoch, error=str(error))
                 self.epoch += 1
-                for desk in self._desks.values():
-                    desk.restart()
+                for session in self._sessions.values():
+                    session.restart()
                 if len(failures) > self._max_restarts:
                     self._failure = error
                     scope.cancel()
                 await trio.sleep(self._restart_delay_s)
 
     def _on_report(self, report: Report) -> None:
-        desk = self._desk(report.tenant)
+        session = self._session(report.tenant)
         if report.capabilities is not None or report.residency_anew:
-            for each in self._desks.values():
+            for each in self._sessions.values():
                 each.tell_anew(report)
-        if desk is not None:
-            desk.report(report)
+        if session is not None:
+            session.report(report)
         now = trio.current_time()
         if now >= self._pressure_due_s:
             self._pressure_due_s = now + self._pressure_interval_s
-            for desk in self._desks.values():
-                desk.tell_pressure()
+            for session in self._sessions.values():
+                session.tell_pressure()
 
     # -- controls, as they come off the bus ---------------------------------------------------
 
     def take_in(self, envelope: Envelope, now: float) -> None:
-        """Hand a control to its tenant's desk."""
-        desk = self._desk(envelope.tenant)
-        if desk is not None:
-            desk.take_in(envelope, now)
+        """Hand a control to its tenant's session."""
+        session = self._session(envelope.tenant)
+        if session is not None:
+            session.take_in(envelope, now)
 
     def expire(self, now: float) -> None:
         """End what has passed its deadline."""
-        for desk in self._desks.values():
-            desk.expire(now)
+        for session in self._sessions.values():
+            session.expire(now)
 
     def next_expiry(self) -> float | None:
         """When ``expire`` has to be called next."""
-        return min(filter(None, (d.next_expiry() for d in self._desks.values())), default=None)
+        return min(filter(None, (d.next_expiry() for d in self._sessions.values())), default=None)
 
-    # -- desks --------------------------------------------------------------------------------
+    # -- sessions --------------------------------------------------------------------------------
 
-    def _desk(self, tenant: str) -> Desk | None:
-        """The desk of a tenant, with its first request or control; None if there is no room."""
-        desk = self._desks.get(tenant)
-        if desk is not None:
-            return desk
-        desk = self._make_desk(tenant)
-        if desk is None:
+    def _session(self, tenant: str) -> TenantSession | None:
+        """The session of a tenant, with its first request or control; None if there is no room."""
+        session = self._sessions.get(tenant)
+        if session is not None:
+            return session
+        session = self._open_session(tenant)
+        if session is None:
             if not self._turned_away:
                 self._turned_away = True
                 _log.error(
@@ -227,27 +227,27 @@ class EngineWorker:
                 )
             return None
         try:
-            self._provide(desk)
+            self._provide(session)
         except BusError as error:
             self._lose_bus(error)
-        desk.introduce()
-        desk.tell_pressure()  # the next report may be long in coming
-        return desk
+        session.introduce()
+        session.tell_pressure()  # the next report may be long in coming
+        return session
 
-    def _provide(self, desk: Desk) -> None:
-        for subject, provider in desk.providers().items():
+    def _provide(self, session: TenantSession) -> None:
+        for subject, provider in session.providers().items():
             self._bus.provide_snapshots(subject, provider)
 
-    def _withdraw(self, desk: Desk) -> None:
-        for subject, provider in desk.providers().items():
+    def _withdraw(self, session: TenantSession) -> None:
+        for subject, provider in session.providers().items():
             self._bus.withdraw_snapshots(subject, provider)
 
-    def _make_desk(self, tenant: str) -> Desk | None:
+    def _open_session(self, tenant: str) -> TenantSession | None:
         if not can_be_named(tenant):
             return None
-        if len(self._desks) >= self._max_tenants and not self._make_room():
+        if len(self._sessions) >= self._max_tenants and not self._make_room():
             return None
-        desk = self._desks[tenant] = Desk(
+        session = self._sessions[tenant] = TenantSession(
             tenant,
             engine=self.name,
             backend=self._backend,
@@ -259,22 +259,25 @@ class EngineWorker:
             keep=self._keep,
             above=self._above(),
         )
-        return desk
+        return session
 
     def _make_room(self) -> bool:
-        """Close the desk of the tenant that has been idle longest; False if none has for long."""
-        others = (desk for tenant, desk in self._desks.items() if tenant not in self._staying)
-        idle = min(others, key=lambda desk: desk.idle_since, default=None)
+        """Close the session of the tenant that has been idle longest; False if none has for
+        long."""
+        others = (
+            session for tenant, session in self._sessions.items() if tenant not in self._staying
+        )
+        idle = min(others, key=lambda session: session.idle_since, default=None)
         if idle is None or idle.idle_since > trio.current_time() - IDLE_S:
             return False
         self._gave_way = True
-        del self._desks[idle.tenant]
+        del self._sessions[idle.tenant]
         self._withdraw(idle)
         _log.info("tenant.gave_way", engine=self.name, tenant=idle.tenant)
         return True
 
     def _above(self) -> int:
-        """What the messages of a new desk are numbered from.
+        """What the messages of a new session are numbered from.
 
         Its tenant may have had one before, whose numbers must not come again. The time gives higher
         ones, and tells a tenant nothing of what others were told.

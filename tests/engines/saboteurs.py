@@ -26,8 +26,8 @@ from hear.engines.simulated.request import SimRequest
 from hear.engines.simulated.scheduler import Scheduler
 from hear.engines.simulated.tenants import Tenants
 from hear.engines.simulated.waiting import WaitingQueue
-from hear.engines.worker.desk import Desk
 from hear.engines.worker.loop import EngineWorker
+from hear.engines.worker.tenant_session import TenantSession
 from hear.errors import RemoteProtocolError
 from hear.intake import Intake, Step
 from hear.interfaces import Verdict
@@ -325,26 +325,26 @@ def what_is_claimed_is_unsupported(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LIFE-1", "HEAR-ONCE-3")
 def an_end_is_followed_by_another(patch: pytest.MonkeyPatch) -> None:
-    publish = Desk._publish
+    publish = TenantSession._publish
 
-    def sabotaged(self: Desk, message: Message, key: Key) -> None:
+    def sabotaged(self: TenantSession, message: Message, key: Key) -> None:
         publish(self, message, key)
         if isinstance(message, OperationOutcome) and message.status == "completed":
             publish(self, msgspec.structs.replace(message, status="failed"), key)
 
-    patch.setattr(Desk, "_publish", sabotaged)
+    patch.setattr(TenantSession, "_publish", sabotaged)
 
 
 @breaks("HEAR-REQUEST-1")
 def the_end_of_a_request_is_told_twice(patch: pytest.MonkeyPatch) -> None:
-    publish = Desk._publish
+    publish = TenantSession._publish
 
-    def sabotaged(self: Desk, message: Message, key: Key) -> None:
+    def sabotaged(self: TenantSession, message: Message, key: Key) -> None:
         publish(self, message, key)
         if isinstance(message, RequestOutcome) and message.status == "failed":
             publish(self, message, key)
 
-    patch.setattr(Desk, "_publish", sabotaged)
+    patch.setattr(TenantSession, "_publish", sabotaged)
 
 
 @breaks("HEAR-LIFE-2", "HEAR-LIFE-3")
@@ -389,8 +389,8 @@ def clients_wait_for_a_crashed_engine(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LIFE-9", "HEAR-STATE-3")
 def the_worker_does_not_say_what_it_has(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Desk, "introduce", lambda self: None)
-    patch.setattr(Desk, "_residency_snapshot", lambda self: [])
+    patch.setattr(TenantSession, "introduce", lambda self: None)
+    patch.setattr(TenantSession, "_residency_snapshot", lambda self: [])
 
 
 @breaks("HEAR-DATA-1")
@@ -505,14 +505,14 @@ def blocks_are_everybodys(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-TENANT-4")
 def operations_are_everybodys(patch: pytest.MonkeyPatch) -> None:
-    make = Desk.__init__
+    make = TenantSession.__init__
     shared: dict[str, Operation] = {}
 
-    def sabotaged(self: Desk, tenant: str, **settings: Any) -> None:
+    def sabotaged(self: TenantSession, tenant: str, **settings: Any) -> None:
         make(self, tenant, **settings)
         self._intake._open = shared
 
-    patch.setattr(Desk, "__init__", sabotaged)
+    patch.setattr(TenantSession, "__init__", sabotaged)
 
 
 # -- what is said of the engine -------------------------------------------------------------------
@@ -544,7 +544,8 @@ def some_of_the_state_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-STATE-3", "HEAR-STATE-4")
 def snapshots_are_empty(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Desk, "_residency_snapshot", lambda self: [self._snapshot(ResidencySnapshot())])
+    nothing = ResidencySnapshot()
+    patch.setattr(TenantSession, "_residency_snapshot", lambda self: [self._snapshot(nothing)])
 
 
 @breaks("HEAR-STATE-5")

@@ -15,7 +15,7 @@ from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
-from hear.engines.worker import desk as desk_module
+from hear.engines.worker import tenant_session
 from hear.engines.worker.ledger import Ledger
 from hear.engines.worker.loop import IDLE_S, EngineWorker
 from hear.errors import BusError, ConfigError, EngineError
@@ -242,7 +242,7 @@ async def test_costs_are_told_with_pressure_where_they_have_changed(
 async def test_a_large_snapshot_comes_in_parts_of_one_number(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk_module, "SNAPSHOT_BLOCKS", 5)
+    monkeypatch.setattr(tenant_session, "SNAPSHOT_BLOCKS", 5)
     async with bench() as b:
         b.backend.chains = [
             BlocksStored(tier="gpu", prefix_hashes=pack(range(start, start + 3)))

@@ -44,7 +44,7 @@ def ids(operations: list[Operation]) -> list[str]:
     return [operation.id for operation in operations]
 
 
-class Desk:
+class Driver:
     """An intake whose driver is the test."""
 
     def __init__(
@@ -90,9 +90,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
+def driver() -> Driver:
     """An intake that has seen request r arrive."""
-    made = Desk()
+    made = Driver()
     made.arrives("r")
     return made
 
@@ -100,27 +100,27 @@ def desk() -> Desk:
 # -- acceptance and the end -------------------------------------------------------------------
 
 
-def test_a_control_that_is_carried_out_at_once_is_answered_once(desk: Desk) -> None:
-    step = desk.send("a", Prioritise(priority=-1), request="r")
+def test_a_control_that_is_carried_out_at_once_is_answered_once(driver: Driver) -> None:
+    step = driver.send("a", Prioritise(priority=-1), request="r")
     assert (ids(step.apply), step.revert, step.answers) == (["a"], [], [])
-    assert desk.carry_out(step) == [("a", "completed", "")]
-    assert desk.intake.open_operations == []
+    assert driver.carry_out(step) == [("a", "completed", "")]
+    assert driver.intake.open_operations == []
 
 
-def test_a_control_that_takes_its_time_is_accepted_and_then_completed(desk: Desk) -> None:
-    step = desk.send("a", BoundWait(max_wait_s=40.0), request="r")
-    assert desk.carry_out(step, LEASED) == [("a", "accepted", "")]
-    assert ids(desk.intake.open_operations) == ["a"]
+def test_a_control_that_takes_its_time_is_accepted_and_then_completed(driver: Driver) -> None:
+    step = driver.send("a", BoundWait(max_wait_s=40.0), request="r")
+    assert driver.carry_out(step, LEASED) == [("a", "accepted", "")]
+    assert ids(driver.intake.open_operations) == ["a"]
     ended = OperationEnded("a", OperationOutcome(status="completed", detail="left the queue"))
-    assert said(desk.intake.ended(ended)) == [("a", "completed", "")]
-    assert desk.intake.open_operations == []
+    assert said(driver.intake.ended(ended)) == [("a", "completed", "")]
+    assert driver.intake.open_operations == []
 
 
 @pytest.mark.parametrize("status", ["completed", "rejected", "unsupported", "failed"])
-def test_the_outcome_says_what_the_backend_said(desk: Desk, status: OperationStatus) -> None:
-    step = desk.send("a", Prioritise(priority=-1), request="r")
+def test_the_outcome_says_what_the_backend_said(driver: Driver, status: OperationStatus) -> None:
+    step = driver.send("a", Prioritise(priority=-1), request="r")
     verdict = Verdict(status, "why", "more", "other")
-    [answer] = desk.intake.applied(step.apply[0], verdict).answers
+    [answer] = driver.intake.applied(step.apply[0], verdict).answers
     assert answer.outcome == OperationOutcome(
         status=status, control="prioritise", reason="why", detail="more", fallback="other"
     )
@@ -128,110 +128,114 @@ def test_the_outcome_says_what_the_backend_said(desk: Desk, status: OperationSta
 
 
 def test_the_backend_is_told_of_what_is_kept_for_a_request_that_has_not_come() -> None:
-    desk = Desk()
-    assert ids(desk.send("a", Prioritise(priority=-1), request="later").expect) == ["a"]
-    desk.arrives("r")
-    assert desk.send("b", Prioritise(priority=-1), request="r").expect == []
+    driver = Driver()
+    assert ids(driver.send("a", Prioritise(priority=-1), request="later").expect) == ["a"]
+    driver.arrives("r")
+    assert driver.send("b", Prioritise(priority=-1), request="r").expect == []
 
 
 def test_a_refusal_after_acceptance_is_a_failure() -> None:
-    desk = Desk()
-    desk.send("a", Prioritise(priority=-1), request="later")
-    step = desk.arrives("later")
+    driver = Driver()
+    driver.send("a", Prioritise(priority=-1), request="later")
+    step = driver.arrives("later")
     refused = Verdict("rejected", "already_running")
-    assert desk.carry_out(step, refused) == [("a", "failed", "already_running")]
+    assert driver.carry_out(step, refused) == [("a", "failed", "already_running")]
 
 
-def test_the_end_of_what_is_not_open_is_ignored(desk: Desk) -> None:
+def test_the_end_of_what_is_not_open_is_ignored(driver: Driver) -> None:
     completed = OperationOutcome(status="completed")
-    assert desk.intake.ended(OperationEnded("never heard of", completed)).answers == []
-    step = desk.send("a", Prioritise(priority=-1), request="r")
-    desk.carry_out(step)
-    assert desk.intake.ended(OperationEnded("a", completed)).answers == []
-    assert desk.intake.applied(step.apply[0], DONE).answers == []
+    assert driver.intake.ended(OperationEnded("never heard of", completed)).answers == []
+    step = driver.send("a", Prioritise(priority=-1), request="r")
+    driver.carry_out(step)
+    assert driver.intake.ended(OperationEnded("a", completed)).answers == []
+    assert driver.intake.applied(step.apply[0], DONE).answers == []
 
 
 # -- delivered twice --------------------------------------------------------------------------
 
 
 def test_a_control_delivered_again_after_its_end_gets_the_same_answer_and_acts_no_more(
-    desk: Desk,
+    driver: Driver,
 ) -> None:
     control = Prioritise(priority=-1)
-    desk.carry_out(desk.send("a", control, request="r"), Verdict("rejected", "already_running"))
-    again = desk.send("a", control, request="r")
+    driver.carry_out(driver.send("a", control, request="r"), Verdict("rejected", "already_running"))
+    again = driver.send("a", control, request="r")
     assert (again.apply, again.revert) == ([], [])
     assert said(again) == [("a", "rejected", "already_running")]
 
 
-def test_a_control_delivered_again_while_open_is_told_that_it_was_accepted(desk: Desk) -> None:
+def test_a_control_delivered_again_while_open_is_told_that_it_was_accepted(driver: Driver) -> None:
     control = Retain(lease_s=10.0)
-    step = desk.send("a", control, context="c")
-    assert desk.send("a", control, context="c") == Step()  # nothing to say yet
-    desk.carry_out(step, LEASED)
-    again = desk.send("a", control, context="c")
+    step = driver.send("a", control, context="c")
+    assert driver.send("a", control, context="c") == Step()  # nothing to say yet
+    driver.carry_out(step, LEASED)
+    again = driver.send("a", control, context="c")
     assert (said(again), again.apply) == ([("a", "accepted", "")], [])
 
 
-def test_refusals_at_the_door_are_remembered_too(desk: Desk) -> None:
-    first = desk.send("a", Prioritise(priority=1, deadline_s=-1.0), request="r")
-    desk.now = 5.0
-    assert said(desk.send("a", Prioritise(priority=1), request="r")) == said(first)
+def test_refusals_at_the_door_are_remembered_too(driver: Driver) -> None:
+    first = driver.send("a", Prioritise(priority=1, deadline_s=-1.0), request="r")
+    driver.now = 5.0
+    assert said(driver.send("a", Prioritise(priority=1), request="r")) == said(first)
 
 
-def test_the_answer_to_an_operation_outlives_a_restart(desk: Desk) -> None:
-    desk.carry_out(desk.send("a", Prioritise(priority=1), request="r"))
-    desk.intake.shut("engine_restarted")
-    assert said(desk.send("a", Prioritise(priority=1), request="r")) == [("a", "completed", "")]
+def test_the_answer_to_an_operation_outlives_a_restart(driver: Driver) -> None:
+    driver.carry_out(driver.send("a", Prioritise(priority=1), request="r"))
+    driver.intake.shut("engine_restarted")
+    assert said(driver.send("a", Prioritise(priority=1), request="r")) == [("a", "completed", "")]
 
 
 # -- refused at the door ----------------------------------------------------------------------
 
 
-def test_a_control_without_an_operation_is_no_control(desk: Desk) -> None:
-    assert desk.send(None, Prioritise(priority=1), request="r") == Step()
-    assert desk.send("", Prioritise(priority=1), request="r") == Step()
+def test_a_control_without_an_operation_is_no_control(driver: Driver) -> None:
+    assert driver.send(None, Prioritise(priority=1), request="r") == Step()
+    assert driver.send("", Prioritise(priority=1), request="r") == Step()
 
 
 def test_what_the_engine_does_not_offer_is_unsupported() -> None:
-    desk = Desk()
-    desk.intake = Intake(engine="e0", controls=["prioritise"])
-    step = desk.send("a", Retain(lease_s=1.0), context="c")
+    driver = Driver()
+    driver.intake = Intake(engine="e0", controls=["prioritise"])
+    step = driver.send("a", Retain(lease_s=1.0), context="c")
     assert said(step) == [("a", "unsupported", "unsupported_control")]
     assert step.answers[0].outcome.control == "retain"
 
 
 @pytest.mark.parametrize("kind", ["tomorrow", "context_opened"])
-def test_a_kind_that_is_unknown_or_no_control_is_unsupported(desk: Desk, kind: str) -> None:
+def test_a_kind_that_is_unknown_or_no_control_is_unsupported(driver: Driver, kind: str) -> None:
     key = Key(engine="e0", request="r", operation="a")
     sent = msgspec.structs.replace(envelope(ContextOpened(), key), kind=kind, category="control")
-    assert said(desk.receive(sent)) == [("a", "unsupported", "unsupported_control")]
+    assert said(driver.receive(sent)) == [("a", "unsupported", "unsupported_control")]
 
 
-def test_a_body_that_cannot_be_read_is_malformed(desk: Desk) -> None:
+def test_a_body_that_cannot_be_read_is_malformed(driver: Driver) -> None:
     key = Key(engine="e0", request="r", operation="a")
     sent = msgspec.structs.replace(
         envelope(Prioritise(priority=1), key), body=msgspec.Raw(b"\x81\xa4kind\xc0")
     )
-    assert said(desk.receive(sent)) == [("a", "rejected", "malformed")]
+    assert said(driver.receive(sent)) == [("a", "rejected", "malformed")]
 
 
 @pytest.mark.parametrize(
     "control", [Prioritise(priority=1), BoundWait(max_wait_s=1.0), Hold(), Admit()]
 )
-def test_a_control_of_a_request_that_names_none_is_malformed(desk: Desk, control: Control) -> None:
-    assert said(desk.send("a", control, context="c")) == [("a", "rejected", "malformed")]
+def test_a_control_of_a_request_without_its_name_is_malformed(
+    driver: Driver, control: Control
+) -> None:
+    assert said(driver.send("a", control, context="c")) == [("a", "rejected", "malformed")]
 
 
 @pytest.mark.parametrize("control", [Retain(lease_s=1.0), Release(), Prepare()])
-def test_a_control_of_a_context_that_names_none_is_malformed(desk: Desk, control: Control) -> None:
-    assert said(desk.send("a", control, request="r")) == [("a", "rejected", "malformed")]
+def test_a_control_of_a_context_without_its_name_is_malformed(
+    driver: Driver, control: Control
+) -> None:
+    assert said(driver.send("a", control, request="r")) == [("a", "rejected", "malformed")]
 
 
-def test_a_control_for_another_engine_is_rejected(desk: Desk) -> None:
-    step = desk.send("a", Prioritise(priority=1), request="r", engine="e1")
+def test_a_control_for_another_engine_is_rejected(driver: Driver) -> None:
+    step = driver.send("a", Prioritise(priority=1), request="r", engine="e1")
     assert said(step) == [("a", "rejected", "wrong_engine")]
-    step = desk.send("b", Prioritise(priority=1), request="r", engine=None)
+    step = driver.send("b", Prioritise(priority=1), request="r", engine=None)
     assert ids(step.apply) == ["b"]
 
 
@@ -240,103 +244,103 @@ def test_a_control_for_another_engine_is_rejected(desk: Desk) -> None:
     [(9.0, "deadline_passed"), (10.0, "deadline_passed"), (nan, "malformed"), (inf, "malformed")],
 )
 def test_a_deadline_that_is_over_or_no_time_is_rejected(
-    desk: Desk, deadline_s: float, reason: str
+    driver: Driver, deadline_s: float, reason: str
 ) -> None:
-    desk.now = 10.0
-    step = desk.send("a", Prioritise(priority=1, deadline_s=deadline_s), request="r")
+    driver.now = 10.0
+    step = driver.send("a", Prioritise(priority=1, deadline_s=deadline_s), request="r")
     assert said(step) == [("a", "rejected", reason)]
 
 
-def full_of_leases(*scores: float, ranks: dict[str, int] | None = None) -> Desk:
+def full_of_leases(*scores: float, ranks: dict[str, int] | None = None) -> Driver:
     """An intake at its limit: a lease of each score, as operation and context a, b and so on."""
-    desk = Desk(max_open=len(scores), ranks=ranks)
-    desk.arrives("r")
+    driver = Driver(max_open=len(scores), ranks=ranks)
+    driver.arrives("r")
     for id, score in zip("abcdef", scores, strict=False):
         lease = Retain(lease_s=9.0, score=score)
-        desk.carry_out(desk.send(id, lease, context=id), LEASED)
-    return desk
+        driver.carry_out(driver.send(id, lease, context=id), LEASED)
+    return driver
 
 
 def test_at_its_limit_the_engine_turns_down_what_is_worth_least_but_still_lets_go() -> None:
-    desk = full_of_leases(0.5, 0.5)
-    full = desk.send("z", Retain(lease_s=9.0, score=0.4), context="z")
+    driver = full_of_leases(0.5, 0.5)
+    full = driver.send("z", Retain(lease_s=9.0, score=0.4), context="z")
     assert (said(full), full.apply) == ([("z", "rejected", "overloaded")], [])
-    assert ("y", "completed", "") in desk.carry_out(desk.send("y", Cancel(target="a")))
-    assert ids(desk.send("x", Retain(lease_s=9.0, score=0.4), context="z").apply) == ["x"]
+    assert ("y", "completed", "") in driver.carry_out(driver.send("y", Cancel(target="a")))
+    assert ids(driver.send("x", Retain(lease_s=9.0, score=0.4), context="z").apply) == ["x"]
 
 
 def test_at_its_limit_the_least_worthy_preference_gives_way() -> None:
-    desk = full_of_leases(0.5, 0.2, 0.3)
-    step = desk.send("z", Retain(lease_s=9.0, score=0.4), context="z")
+    driver = full_of_leases(0.5, 0.2, 0.3)
+    step = driver.send("z", Retain(lease_s=9.0, score=0.4), context="z")
     assert said(step) == [("b", "failed", "overloaded")]
     assert (ids(step.revert), ids(step.apply)) == (["b"], ["z"])
-    assert len(desk.intake.open_operations) == 3
+    assert len(driver.intake.open_operations) == 3
 
 
 def test_of_equals_the_oldest_gives_way() -> None:
-    desk = full_of_leases(0.5, 0.5)
-    step = desk.send("z", Retain(lease_s=9.0, score=0.5), context="z")
+    driver = full_of_leases(0.5, 0.5)
+    step = driver.send("z", Retain(lease_s=9.0, score=0.5), context="z")
     assert said(step) == [("a", "failed", "overloaded")]
 
 
 def test_whose_sender_ranks_lower_is_worth_less() -> None:
-    desk = full_of_leases(0.9, 0.9, ranks={"above": 1})
-    step = desk.send("z", Retain(lease_s=9.0, score=0.1), context="z", source="above")
+    driver = full_of_leases(0.9, 0.9, ranks={"above": 1})
+    step = driver.send("z", Retain(lease_s=9.0, score=0.1), context="z", source="above")
     assert said(step) == [("a", "failed", "overloaded")]
-    step = desk.send("y", Retain(lease_s=9.0, score=0.8), context="y")
+    step = driver.send("y", Retain(lease_s=9.0, score=0.8), context="y")
     assert said(step) == [("y", "rejected", "overloaded")]
 
 
 def test_what_waits_for_its_request_gives_way_to_nothing_but_requirements() -> None:
-    desk = Desk(max_open=1)
-    desk.send("a", Prioritise(priority=-1), request="later")
-    lease = desk.send("b", Retain(lease_s=9.0, score=1.0), context="b")
+    driver = Driver(max_open=1)
+    driver.send("a", Prioritise(priority=-1), request="later")
+    lease = driver.send("b", Retain(lease_s=9.0, score=1.0), context="b")
     assert said(lease) == [("b", "rejected", "overloaded")]
-    required = desk.send("c", BoundWait(max_wait_s=1.0, force="requirement"), request="later")
+    required = driver.send("c", BoundWait(max_wait_s=1.0, force="requirement"), request="later")
     assert said(required) == [("a", "failed", "overloaded"), ("c", "accepted", "")]
-    assert ids(desk.arrives("later").apply) == ["c"]  # and of what gave way nothing is left
+    assert ids(driver.arrives("later").apply) == ["c"]  # and of what gave way nothing is left
 
 
 def test_a_requirement_never_gives_way_and_one_on_a_request_that_is_here_always_has_room() -> None:
-    desk = Desk(max_open=1)
+    driver = Driver(max_open=1)
     bound = BoundWait(max_wait_s=1.0, force="requirement")
     for request in ("r1", "r2", "r3"):
-        desk.arrives(request)
-        step = desk.send(request, bound, request=request)
+        driver.arrives(request)
+        step = driver.send(request, bound, request=request)
         assert ids(step.apply) == [request]
-        assert desk.carry_out(step, LEASED) == [(request, "accepted", "")]
-    assert said(desk.send("a", bound, request="later")) == [("a", "rejected", "overloaded")]
-    assert said(desk.send("b", Prioritise(priority=1), request="r1")) == [
+        assert driver.carry_out(step, LEASED) == [(request, "accepted", "")]
+    assert said(driver.send("a", bound, request="later")) == [("a", "rejected", "overloaded")]
+    assert said(driver.send("b", Prioritise(priority=1), request="r1")) == [
         ("b", "rejected", "overloaded")
     ]
 
 
 def test_at_its_limit_a_lease_can_be_renewed_and_nobody_gives_way() -> None:
-    desk = full_of_leases(0.5, 0.2)
-    renewed = desk.send("z", Retain(lease_s=9.0, score=0.1), context="a")
+    driver = full_of_leases(0.5, 0.2)
+    renewed = driver.send("z", Retain(lease_s=9.0, score=0.1), context="a")
     assert said(renewed) == [("a", "completed", "renewed")]
     assert ids(renewed.apply) == ["z"]
 
 
-def test_a_control_for_an_older_version_than_was_seen_is_stale(desk: Desk) -> None:
-    desk.arrives("r2", context="c", context_version=3)
-    stale = desk.send("a", Retain(lease_s=1.0), context="c", version=2)
+def test_a_control_for_an_older_version_than_was_seen_is_stale(driver: Driver) -> None:
+    driver.arrives("r2", context="c", context_version=3)
+    stale = driver.send("a", Retain(lease_s=1.0), context="c", version=2)
     assert said(stale) == [("a", "rejected", "stale_version")]
     for id, version in (("b", 3), ("c", None), ("d", 5)):
-        assert ids(desk.send(id, Retain(lease_s=1.0), context="c", version=version).apply) == [id]
-    stale = desk.send("e", Retain(lease_s=1.0), context="c", version=4)
+        assert ids(driver.send(id, Retain(lease_s=1.0), context="c", version=version).apply) == [id]
+    stale = driver.send("e", Retain(lease_s=1.0), context="c", version=4)
     assert said(stale) == [("e", "rejected", "stale_version")]
 
 
-def test_versions_of_a_context_go_on_from_that_of_its_latest_request(desk: Desk) -> None:
-    desk.arrives("r9", context="c", context_version=9)
-    desk.intake.request_ended("r9", desk.now)
-    desk.arrives("r2", context="c", context_version=2)  # its harness has started again
-    stale = desk.send("a", Retain(lease_s=1.0), context="c", version=1)
+def test_versions_of_a_context_go_on_from_that_of_its_latest_request(driver: Driver) -> None:
+    driver.arrives("r9", context="c", context_version=9)
+    driver.intake.request_ended("r9", driver.now)
+    driver.arrives("r2", context="c", context_version=2)  # its harness has started again
+    stale = driver.send("a", Retain(lease_s=1.0), context="c", version=1)
     assert said(stale) == [("a", "rejected", "stale_version")]
     for id, version in (("b", 2), ("c", 3)):
-        assert ids(desk.send(id, Retain(lease_s=1.0), context="c", version=version).apply) == [id]
-    stale = desk.send("d", Retain(lease_s=1.0), context="c", version=2)
+        assert ids(driver.send(id, Retain(lease_s=1.0), context="c", version=version).apply) == [id]
+    stale = driver.send("d", Retain(lease_s=1.0), context="c", version=2)
     assert said(stale) == [("d", "rejected", "stale_version")]
 
 
@@ -344,72 +348,72 @@ def test_versions_of_a_context_go_on_from_that_of_its_latest_request(desk: Desk)
 
 
 def test_a_control_may_come_before_its_request() -> None:
-    desk = Desk()
-    early = desk.send("a", Prioritise(priority=-1), request="r")
+    driver = Driver()
+    early = driver.send("a", Prioritise(priority=-1), request="r")
     assert (said(early), early.apply) == ([("a", "accepted", "")], [])
-    step = desk.arrives("r")
+    step = driver.arrives("r")
     assert ids(step.apply) == ["a"]
-    assert desk.carry_out(step) == [("a", "completed", "")]
-    assert desk.intake.next_expiry() is None
+    assert driver.carry_out(step) == [("a", "completed", "")]
+    assert driver.intake.next_expiry() is None
 
 
 def test_a_control_whose_request_does_not_come_fails_at_its_deadline() -> None:
-    desk = Desk()
-    desk.send("a", Prioritise(priority=-1, deadline_s=5.0), request="r")
-    assert desk.intake.next_expiry() == 5.0
-    assert desk.intake.expire(4.9) == Step()
-    step = desk.intake.expire(5.0)
+    driver = Driver()
+    driver.send("a", Prioritise(priority=-1, deadline_s=5.0), request="r")
+    assert driver.intake.next_expiry() == 5.0
+    assert driver.intake.expire(4.9) == Step()
+    step = driver.intake.expire(5.0)
     assert (said(step), step.revert) == ([("a", "failed", "deadline")], [])
-    desk.now = 6.0
-    assert desk.arrives("r").apply == []
+    driver.now = 6.0
+    assert driver.arrives("r").apply == []
 
 
 def test_a_control_whose_deadline_has_passed_is_not_applied_though_its_request_comes() -> None:
-    desk = Desk()
-    desk.send("a", Prioritise(priority=-1, deadline_s=5.0), request="r")
-    desk.now = 5.0  # and the driver has not yet asked what has expired
-    step = desk.arrives("r")
+    driver = Driver()
+    driver.send("a", Prioritise(priority=-1, deadline_s=5.0), request="r")
+    driver.now = 5.0  # and the driver has not yet asked what has expired
+    step = driver.arrives("r")
     assert (said(step), step.apply) == ([("a", "failed", "deadline")], [])
 
 
 def test_a_deadline_is_the_engines_own_if_none_is_given_and_bounded_if_one_is() -> None:
-    desk = Desk()
-    desk.now = 100.0
-    desk.send("a", Prioritise(priority=1, deadline_s=1e9), request="x")
-    desk.send("b", Prioritise(priority=1), request="y")
-    deadlines = {op.id: op.deadline_s for op in desk.intake.open_operations}
+    driver = Driver()
+    driver.now = 100.0
+    driver.send("a", Prioritise(priority=1, deadline_s=1e9), request="x")
+    driver.send("b", Prioritise(priority=1), request="y")
+    deadlines = {op.id: op.deadline_s for op in driver.intake.open_operations}
     assert deadlines == {"a": 100.0 + MAX_DEADLINE_S, "b": 100.0 + DEFAULT_DEADLINE_S}
 
 
-def test_a_control_after_its_request_has_ended_fails(desk: Desk) -> None:
-    desk.intake.request_ended("r", desk.now)
-    step = desk.send("a", Prioritise(priority=1), request="r")
+def test_a_control_after_its_request_has_ended_fails(driver: Driver) -> None:
+    driver.intake.request_ended("r", driver.now)
+    step = driver.send("a", Prioritise(priority=1), request="r")
     assert (said(step), step.apply) == ([("a", "failed", "request_gone")], [])
 
 
-def test_a_name_that_is_used_again_later_is_that_of_a_new_request(desk: Desk) -> None:
-    desk.intake.request_ended("r", desk.now)
-    desk.now += GONE_S + 1
-    assert said(desk.send("a", Prioritise(priority=1), request="r")) == [("a", "accepted", "")]
-    assert ids(desk.arrives("r").apply) == ["a"]
+def test_a_name_that_is_used_again_later_is_that_of_a_new_request(driver: Driver) -> None:
+    driver.intake.request_ended("r", driver.now)
+    driver.now += GONE_S + 1
+    assert said(driver.send("a", Prioritise(priority=1), request="r")) == [("a", "accepted", "")]
+    assert ids(driver.arrives("r").apply) == ["a"]
 
 
 def test_a_control_kept_for_a_request_that_is_refused_fails_with_it() -> None:
-    desk = Desk()
-    desk.send("a", Prioritise(priority=1), request="r")
-    step = desk.intake.request_ended("r", desk.now)  # it never arrived: it was too long, say
+    driver = Driver()
+    driver.send("a", Prioritise(priority=1), request="r")
+    step = driver.intake.request_ended("r", driver.now)  # it never arrived: it was too long, say
     assert (said(step), step.revert) == ([("a", "failed", "request_gone")], [])
-    assert desk.intake.next_expiry() is None
+    assert driver.intake.next_expiry() is None
 
 
 def test_controls_kept_for_one_request_are_arbitrated_when_it_comes() -> None:
     """The loser is never handed to the engine, since the engine would then act for what ended."""
-    desk = Desk()
-    desk.send("a", Prioritise(priority=1), request="r", source="p")
-    desk.send("b", Prioritise(priority=2), request="r", source="p")
-    desk.send("c", Prioritise(priority=3, force="requirement"), request="r", source="q")
-    desk.send("d", Prioritise(priority=4), request="r", source="p")
-    step = desk.arrives("r")
+    driver = Driver()
+    driver.send("a", Prioritise(priority=1), request="r", source="p")
+    driver.send("b", Prioritise(priority=2), request="r", source="p")
+    driver.send("c", Prioritise(priority=3, force="requirement"), request="r", source="q")
+    driver.send("d", Prioritise(priority=4), request="r", source="p")
+    step = driver.arrives("r")
     assert (ids(step.apply), step.revert) == (["c"], [])
     assert said(step) == [
         ("a", "failed", "replaced"),
@@ -421,51 +425,51 @@ def test_controls_kept_for_one_request_are_arbitrated_when_it_comes() -> None:
 # -- deadlines --------------------------------------------------------------------------------
 
 
-def test_an_effect_that_is_not_there_in_time_fails_and_is_undone(desk: Desk) -> None:
-    step = desk.send("a", Prepare(deadline_s=5.0), context="c")
-    desk.carry_out(step, UNDER_WAY)
-    late = desk.intake.expire(5.0)
+def test_an_effect_that_is_not_there_in_time_fails_and_is_undone(driver: Driver) -> None:
+    step = driver.send("a", Prepare(deadline_s=5.0), context="c")
+    driver.carry_out(step, UNDER_WAY)
+    late = driver.intake.expire(5.0)
     assert (said(late), ids(late.revert)) == ([("a", "failed", "deadline")], ["a"])
 
 
-def test_a_deadline_does_not_end_an_effect_that_is_there(desk: Desk) -> None:
+def test_a_deadline_does_not_end_an_effect_that_is_there(driver: Driver) -> None:
     """A lease or a guard has a span of its own."""
-    step = desk.send("a", Retain(lease_s=100.0, deadline_s=5.0), context="c")
-    desk.carry_out(step, LEASED)
-    assert desk.intake.expire(50.0) == Step()
-    assert ids(desk.intake.open_operations) == ["a"]
+    step = driver.send("a", Retain(lease_s=100.0, deadline_s=5.0), context="c")
+    driver.carry_out(step, LEASED)
+    assert driver.intake.expire(50.0) == Step()
+    assert ids(driver.intake.open_operations) == ["a"]
 
 
 def test_a_guard_sent_ahead_is_not_ended_by_the_deadline_of_its_waiting() -> None:
-    desk = Desk()
-    desk.send("a", BoundWait(max_wait_s=40.0, deadline_s=5.0), request="r")
-    desk.carry_out(desk.arrives("r"), LEASED)
-    assert desk.intake.expire(5.0) == Step()
+    driver = Driver()
+    driver.send("a", BoundWait(max_wait_s=40.0, deadline_s=5.0), request="r")
+    driver.carry_out(driver.arrives("r"), LEASED)
+    assert driver.intake.expire(5.0) == Step()
 
 
 # -- several policies -------------------------------------------------------------------------
 
 
-def test_a_preference_against_a_requirement_is_outranked(desk: Desk) -> None:
+def test_a_preference_against_a_requirement_is_outranked(driver: Driver) -> None:
     required = Prioritise(priority=1, force="requirement")
-    desk.carry_out(desk.send("a", required, request="r", source="p"))
-    step = desk.send("b", Prioritise(priority=2), request="r", source="q")
+    driver.carry_out(driver.send("a", required, request="r", source="p"))
+    step = driver.send("b", Prioritise(priority=2), request="r", source="q")
     assert (said(step), step.apply) == ([("b", "rejected", "outranked")], [])
     assert step.answers[0].outcome.detail == "p"
 
 
-def test_a_claim_stands_as_long_as_its_request(desk: Desk) -> None:
+def test_a_claim_stands_as_long_as_its_request(driver: Driver) -> None:
     required = Prioritise(priority=1, force="requirement")
-    desk.carry_out(desk.send("a", required, request="r", source="p"))
-    desk.intake.request_ended("r", desk.now)
-    desk.arrives("r")
-    assert ids(desk.send("b", Prioritise(priority=2), request="r", source="q").apply) == ["b"]
+    driver.carry_out(driver.send("a", required, request="r", source="p"))
+    driver.intake.request_ended("r", driver.now)
+    driver.arrives("r")
+    assert ids(driver.send("b", Prioritise(priority=2), request="r", source="q").apply) == ["b"]
 
 
 def test_who_is_displaced_hears_of_it_and_is_undone_first() -> None:
-    desk = Desk(ranks={"high": 1})
-    desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c", source="low"), LEASED)
-    step = desk.send("b", Retain(lease_s=5.0), context="c", source="high")
+    driver = Driver(ranks={"high": 1})
+    driver.carry_out(driver.send("a", Retain(lease_s=9.0), context="c", source="low"), LEASED)
+    step = driver.send("b", Retain(lease_s=5.0), context="c", source="high")
     assert (ids(step.revert), ids(step.apply)) == (["a"], ["b"])
     assert said(step) == [("a", "failed", "outranked")]
     assert step.answers[0].outcome.detail == "high"
@@ -475,17 +479,17 @@ def test_who_is_displaced_hears_of_it_and_is_undone_first() -> None:
     ("later", "reason"), [(Retain(lease_s=9.0), "renewed"), (Release(), "released")]
 )
 def test_a_senders_next_word_completes_its_lease(later: Control, reason: str) -> None:
-    desk = Desk()
-    desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c"), LEASED)
-    step = desk.send("b", later, context="c")
+    driver = Driver()
+    driver.carry_out(driver.send("a", Retain(lease_s=9.0), context="c"), LEASED)
+    step = driver.send("b", later, context="c")
     assert (ids(step.revert), ids(step.apply)) == (["a"], ["b"])
     assert said(step) == [("a", "completed", reason)]
 
 
 def test_what_is_replaced_before_it_took_hold_was_not_completed() -> None:
-    desk = Desk()
-    desk.carry_out(desk.send("a", Prepare(tier="gpu"), context="c"), UNDER_WAY)
-    step = desk.send("b", Prepare(tier="cpu"), context="c")
+    driver = Driver()
+    driver.carry_out(driver.send("a", Prepare(tier="gpu"), context="c"), UNDER_WAY)
+    step = driver.send("b", Prepare(tier="cpu"), context="c")
     assert (said(step), ids(step.revert)) == ([("a", "failed", "replaced")], ["a"])
 
 
@@ -495,135 +499,135 @@ def test_what_is_replaced_before_it_took_hold_was_not_completed() -> None:
     [Retain(lease_s=9.0, force="requirement"), Prioritise(priority=1, force="requirement")],
 )
 def test_what_the_engine_did_not_do_stands_in_nobodys_way(
-    desk: Desk, control: Control, verdict: Verdict
+    driver: Driver, control: Control, verdict: Verdict
 ) -> None:
-    desk.carry_out(desk.send("a", control, request="r", context="c", source="p"), verdict)
+    driver.carry_out(driver.send("a", control, request="r", context="c", source="p"), verdict)
     weaker = msgspec.structs.replace(control, force="preference")
-    assert ids(desk.send("b", weaker, request="r", context="c", source="q").apply) == ["b"]
+    assert ids(driver.send("b", weaker, request="r", context="c", source="q").apply) == ["b"]
 
 
-def test_a_release_that_is_done_stands_in_nobodys_way(desk: Desk) -> None:
-    desk.carry_out(desk.send("a", Release(force="requirement"), context="c", source="p"))
-    assert ids(desk.send("b", Retain(lease_s=1.0), context="c", source="q").apply) == ["b"]
+def test_a_release_that_is_done_stands_in_nobodys_way(driver: Driver) -> None:
+    driver.carry_out(driver.send("a", Release(force="requirement"), context="c", source="p"))
+    assert ids(driver.send("b", Retain(lease_s=1.0), context="c", source="q").apply) == ["b"]
 
 
-def test_a_lease_that_has_ended_stands_in_nobodys_way(desk: Desk) -> None:
+def test_a_lease_that_has_ended_stands_in_nobodys_way(driver: Driver) -> None:
     lease = Retain(lease_s=9.0, force="requirement")
-    desk.carry_out(desk.send("a", lease, context="c", source="p"), LEASED)
+    driver.carry_out(driver.send("a", lease, context="c", source="p"), LEASED)
     yielded = OperationOutcome(status="failed", reason="yielded")
-    assert said(desk.intake.ended(OperationEnded("a", yielded))) == [("a", "failed", "yielded")]
-    assert ids(desk.send("b", Retain(lease_s=1.0), context="c", source="q").apply) == ["b"]
+    assert said(driver.intake.ended(OperationEnded("a", yielded))) == [("a", "failed", "yielded")]
+    assert ids(driver.send("b", Retain(lease_s=1.0), context="c", source="q").apply) == ["b"]
 
 
 # -- cancel and withdraw ----------------------------------------------------------------------
 
 
-def test_a_cancelled_operation_fails_and_its_effect_goes(desk: Desk) -> None:
-    desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c"), LEASED)
-    step = desk.send("x", Cancel(target="a"))
+def test_a_cancelled_operation_fails_and_its_effect_goes(driver: Driver) -> None:
+    driver.carry_out(driver.send("a", Retain(lease_s=9.0), context="c"), LEASED)
+    step = driver.send("x", Cancel(target="a"))
     assert ids(step.revert) == ["a"]
     assert said(step) == [("a", "failed", "cancelled")]
     assert ids(step.apply) == ["x"], "it is completed by the backend, after the revert"
-    assert desk.carry_out(step)[1:] == [("x", "completed", "")]
+    assert driver.carry_out(step)[1:] == [("x", "completed", "")]
 
 
 def test_what_was_never_handed_out_needs_no_undoing() -> None:
-    desk = Desk()
-    desk.send("a", Prioritise(priority=1), request="r")
-    step = desk.send("x", Cancel(target="a"))
+    driver = Driver()
+    driver.send("a", Prioritise(priority=1), request="r")
+    step = driver.send("x", Cancel(target="a"))
     assert step.revert == []
-    assert desk.carry_out(step) == [("a", "failed", "cancelled"), ("x", "completed", "")]
-    assert desk.arrives("r") == Step()
-    assert desk.intake.next_expiry() is None
+    assert driver.carry_out(step) == [("a", "failed", "cancelled"), ("x", "completed", "")]
+    assert driver.arrives("r") == Step()
+    assert driver.intake.next_expiry() is None
 
 
-def test_what_cannot_be_cancelled_is_told_why(desk: Desk) -> None:
-    desk.carry_out(desk.send("theirs", Retain(lease_s=9.0), context="c", source="q"), LEASED)
-    desk.carry_out(desk.send("done", Prioritise(priority=1), request="r"))
+def test_what_cannot_be_cancelled_is_told_why(driver: Driver) -> None:
+    driver.carry_out(driver.send("theirs", Retain(lease_s=9.0), context="c", source="q"), LEASED)
+    driver.carry_out(driver.send("done", Prioritise(priority=1), request="r"))
     for id, target, reason in (
         ("x1", "theirs", "not_yours"),
         ("x2", "x2", "not_yours"),
         ("x3", "done", "already_terminal"),
         ("x4", "never heard of", "unknown_operation"),
     ):
-        step = desk.send(id, Cancel(target=target))
+        step = driver.send(id, Cancel(target=target))
         assert (said(step), step.revert) == ([(id, "rejected", reason)], [])
-    assert ids(desk.intake.open_operations) == ["theirs"]
+    assert ids(driver.intake.open_operations) == ["theirs"]
 
 
 def test_who_withdraws_leaves_nothing_behind_and_others_alone() -> None:
-    desk = Desk()
-    desk.arrives("r")
-    desk.send("kept", Prioritise(priority=1), request="later")
-    desk.carry_out(desk.send("done", Prioritise(priority=-1), request="r"))
-    desk.carry_out(desk.send("leased", Retain(lease_s=9.0), context="c"), LEASED)
-    desk.carry_out(desk.send("other", Retain(lease_s=9.0), context="d", source="q"), LEASED)
-    step = desk.send("x", Withdraw())
+    driver = Driver()
+    driver.arrives("r")
+    driver.send("kept", Prioritise(priority=1), request="later")
+    driver.carry_out(driver.send("done", Prioritise(priority=-1), request="r"))
+    driver.carry_out(driver.send("leased", Retain(lease_s=9.0), context="c"), LEASED)
+    driver.carry_out(driver.send("other", Retain(lease_s=9.0), context="d", source="q"), LEASED)
+    step = driver.send("x", Withdraw())
     assert sorted(ids(step.revert)) == ["done", "leased"]
-    assert desk.carry_out(step) == [
+    assert driver.carry_out(step) == [
         ("kept", "failed", "withdrawn"),
         ("leased", "failed", "withdrawn"),
         ("x", "completed", ""),
     ]
-    assert ids(desk.intake.open_operations) == ["other"]
-    assert desk.arrives("later").apply == []
+    assert ids(driver.intake.open_operations) == ["other"]
+    assert driver.arrives("later").apply == []
 
 
 # -- the end of a request, and of the engine --------------------------------------------------
 
 
-def test_what_is_open_for_a_request_ends_with_it(desk: Desk) -> None:
-    desk.carry_out(desk.send("a", BoundWait(max_wait_s=40.0), request="r"), LEASED)
-    step = desk.intake.request_ended("r", desk.now)
+def test_what_is_open_for_a_request_ends_with_it(driver: Driver) -> None:
+    driver.carry_out(driver.send("a", BoundWait(max_wait_s=40.0), request="r"), LEASED)
+    step = driver.intake.request_ended("r", driver.now)
     assert (said(step), ids(step.revert)) == ([("a", "failed", "request_gone")], ["a"])
 
 
-def test_a_lease_on_a_context_outlives_the_request_that_it_names(desk: Desk) -> None:
-    desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c", request="r"), LEASED)
-    assert desk.intake.request_ended("r", desk.now) == Step()
-    assert ids(desk.intake.open_operations) == ["a"]
+def test_a_lease_on_a_context_outlives_the_request_that_it_names(driver: Driver) -> None:
+    driver.carry_out(driver.send("a", Retain(lease_s=9.0), context="c", request="r"), LEASED)
+    assert driver.intake.request_ended("r", driver.now) == Step()
+    assert ids(driver.intake.open_operations) == ["a"]
 
 
 def test_a_lease_does_not_make_the_request_that_it_names_arrive() -> None:
-    desk = Desk()
-    desk.carry_out(desk.send("a", Retain(lease_s=9.0), context="c", request="r"), LEASED)
-    step = desk.send("b", Prioritise(priority=1), request="r")
+    driver = Driver()
+    driver.carry_out(driver.send("a", Retain(lease_s=9.0), context="c", request="r"), LEASED)
+    step = driver.send("b", Prioritise(priority=1), request="r")
     assert (said(step), step.apply) == ([("b", "accepted", "")], [])
 
 
 def test_a_restart_fails_whatever_is_open_and_forgets_requests_and_versions() -> None:
-    desk = Desk()
-    desk.arrives("r", context="c", context_version=7)
-    desk.send("kept", Prioritise(priority=1), request="later")
+    driver = Driver()
+    driver.arrives("r", context="c", context_version=7)
+    driver.send("kept", Prioritise(priority=1), request="later")
     required = Retain(lease_s=9.0, force="requirement")
-    desk.carry_out(desk.send("leased", required, context="c", source="q"), LEASED)
-    step = desk.intake.shut("engine_restarted")
+    driver.carry_out(driver.send("leased", required, context="c", source="q"), LEASED)
+    step = driver.intake.shut("engine_restarted")
     assert (step.revert, step.apply) == ([], [])
     assert said(step) == [
         ("kept", "failed", "engine_restarted"),
         ("leased", "failed", "engine_restarted"),
     ]
-    assert desk.intake.next_expiry() is None
-    assert desk.arrives("later").apply == []
-    step = desk.send("new", Retain(lease_s=1.0), context="c", version=1)
+    assert driver.intake.next_expiry() is None
+    assert driver.arrives("later").apply == []
+    step = driver.send("new", Retain(lease_s=1.0), context="c", version=1)
     assert ids(step.apply) == ["new"]
-    assert said(desk.send("again", Prioritise(priority=1), request="r")) == [
+    assert said(driver.send("again", Prioritise(priority=1), request="r")) == [
         ("again", "accepted", "")
     ]
 
 
 def test_memory_is_bounded() -> None:
-    desk = Desk(remember=10)
+    driver = Driver(remember=10)
     for number in range(100):
         request = f"r{number}"
-        desk.arrives(request, context=f"c{number}", context_version=1)
-        desk.carry_out(desk.send(f"op{number}", Prioritise(priority=1), request=request))
-        desk.intake.request_ended(request, desk.now)
-        desk.intake.request_ended(request, desk.now)  # told twice
-    intake = desk.intake
+        driver.arrives(request, context=f"c{number}", context_version=1)
+        driver.carry_out(driver.send(f"op{number}", Prioritise(priority=1), request=request))
+        driver.intake.request_ended(request, driver.now)
+        driver.intake.request_ended(request, driver.now)  # told twice
+    intake = driver.intake
     assert len(intake._ended) == len(intake._versions) == len(intake._gone) == 10
     assert not any((intake._open, intake._requests, intake._parked, len(intake._arbiter)))
-    assert said(desk.send("op99", Prioritise(priority=1), request="r99")) == [
+    assert said(driver.send("op99", Prioritise(priority=1), request="r99")) == [
         ("op99", "completed", "")
     ]
 
@@ -631,46 +635,46 @@ def test_memory_is_bounded() -> None:
 # -- controls that act at submission --------------------------------------------------------------
 
 
-def at_submission() -> Desk:
-    desk = Desk()
-    desk.intake = Intake(engine="e0", controls=("hold",), at_submission=("prioritise",))
-    return desk
+def at_submission() -> Driver:
+    driver = Driver()
+    driver.intake = Intake(engine="e0", controls=("hold",), at_submission=("prioritise",))
+    return driver
 
 
 def test_what_acts_at_submission_is_kept_for_its_request_and_handed_out_as_it_comes() -> None:
-    desk = at_submission()
-    assert said(desk.send("early", Prioritise(priority=1), request="r")) == [
+    driver = at_submission()
+    assert said(driver.send("early", Prioritise(priority=1), request="r")) == [
         ("early", "accepted", "")
     ]
-    step = desk.intake.request_arrived(Key(request="r"), 1.0)
+    step = driver.intake.request_arrived(Key(request="r"), 1.0)
     assert ids(step.apply) == ["early"]
-    assert said(desk.intake.applied(step.apply[0], DONE)) == [("early", "completed", "")]
+    assert said(driver.intake.applied(step.apply[0], DONE)) == [("early", "completed", "")]
 
 
 def test_what_acts_at_submission_and_comes_late_is_rejected() -> None:
-    desk = at_submission()
-    desk.intake.request_arrived(Key(request="r"), 0.0)
-    late = desk.send("late", Prioritise(priority=1, force="requirement"), request="r")
+    driver = at_submission()
+    driver.intake.request_arrived(Key(request="r"), 0.0)
+    late = driver.send("late", Prioritise(priority=1, force="requirement"), request="r")
     assert said(late) == [("late", "rejected", "already_submitted")]
     assert not late.apply
-    assert ids(desk.send("hold", Hold(), request="r").apply) == ["hold"]
+    assert ids(driver.send("hold", Hold(), request="r").apply) == ["hold"]
 
 
 def test_what_was_done_at_submission_is_not_undone() -> None:
-    desk = at_submission()
-    desk.send("early", Prioritise(priority=1), request="r")
-    [operation] = desk.intake.request_arrived(Key(request="r"), 0.0).apply
-    desk.intake.applied(operation, DONE)
-    step = desk.send("leave", Withdraw())
+    driver = at_submission()
+    driver.send("early", Prioritise(priority=1), request="r")
+    [operation] = driver.intake.request_arrived(Key(request="r"), 0.0).apply
+    driver.intake.applied(operation, DONE)
+    step = driver.send("leave", Withdraw())
     assert not step.revert
     assert ids(step.apply) == ["leave"]
-    assert said(desk.intake.applied(step.apply[0], DONE)) == [("leave", "completed", "")]
+    assert said(driver.intake.applied(step.apply[0], DONE)) == [("leave", "completed", "")]
 
 
 def test_a_request_that_has_ended_is_gone_for_what_acts_at_submission_too() -> None:
-    desk = at_submission()
-    desk.intake.request_arrived(Key(request="r"), 0.0)
-    desk.intake.request_ended("r", desk.now)
-    assert said(desk.send("late", Prioritise(priority=1), request="r")) == [
+    driver = at_submission()
+    driver.intake.request_arrived(Key(request="r"), 0.0)
+    driver.intake.request_ended("r", driver.now)
+    assert said(driver.send("late", Prioritise(priority=1), request="r")) == [
         ("late", "failed", "request_gone")
     ]

@@ -1,8 +1,8 @@
 """What one tenant sees of an engine: its controls taken in, its requests and its state told.
 
-A worker has one desk for each tenant that it serves. A desk owns the tenant's numbering, its
+A worker has one session for each tenant that it serves. A session owns the tenant's numbering, its
 ``Intake`` and the requests of it that are being served, so nothing of one tenant can be met by
-another: an id that is not its own is an id that nobody has. It knows neither other desks nor the
+another: an id that is not its own is an id that nobody has. It knows neither other sessions nor the
 bus, only how to send; the epoch is the engine's, and the worker begins each new one.
 """
 
@@ -38,7 +38,7 @@ ASKED = "hints"
 """After the engine's name: the source of controls that came along with requests."""
 
 
-class Desk:
+class TenantSession:
     """One tenant's side of one engine."""
 
     def __init__(
