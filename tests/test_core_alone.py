@@ -67,7 +67,7 @@ def test_what_would_be_started_is_told_without_vllm() -> None:
     [
         (
             ["vllm", "attach", "http://127.0.0.1:1"],
-            "hear vllm attach needs httpx, which is not installed: "
+            "hear vllm attach needs zmq, which is not installed: "
             "pip install 'hear-protocol[attach]'",
         ),
         (
