@@ -36,11 +36,11 @@ from hear.messages import (
     ResidencySnapshot,
     WaitingRequest,
 )
-from hear.policies.rehearsal import (
+from hear.policies.fake_cluster import (
     ENGINES,
     POOL,
     TIMEOUT_S,
-    Rehearsal,
+    FakeCluster,
     World,
     blocks_of,
     decide,
@@ -89,145 +89,145 @@ async def check_empty(factory: PolicyFactory, remembers: int) -> None:
     """It decides when nothing is known yet, and asks nothing of engines that nobody knows."""
     asks = decide(factory(), HarnessView(), EngineViews(), "empty views")
     require(not asks, f"empty views: asks nothing, got {asks}")
-    rehearsal = Rehearsal(factory(), "nothing but engines")
-    rehearsal.decide()
+    cluster = FakeCluster(factory(), "nothing but engines")
+    cluster.decide()
     await trio.lowlevel.checkpoint()
 
 
 async def check_asks(factory: PolicyFactory, remembers: int) -> None:
     """It asks only for controls, each of an engine, and for predictions marked as such."""
-    rehearsal = Rehearsal(factory(), "asks")
+    cluster = FakeCluster(factory(), "asks")
     for context in range(6):
-        rehearsal.play(rehearsal.world.serve(context))
+        cluster.play(cluster.world.serve(context))
     await trio.lowlevel.checkpoint()
-    lives = [rehearsal.world.serve(context) for context in range(10, 16)]
+    lives = [cluster.world.serve(context) for context in range(10, 16)]
     for _ in zip(*lives, strict=True):  # all at once
-        rehearsal.decide()
+        cluster.decide()
 
 
 async def check_gap(factory: PolicyFactory, remembers: int) -> None:
     """It goes on when state was lost, while residency and queue are unknown, and after."""
-    rehearsal = Rehearsal(factory(), "after a gap")
-    world = rehearsal.world
+    cluster = FakeCluster(factory(), "after a gap")
+    world = cluster.world
     for context in range(4):
         world.describe(context)
         world.wait(context)
     for context in (30, 31):
         world.describe(context, engine=POOL)
-    rehearsal.decide()
+    cluster.decide()
     for lost in (0, 1):
         world.store(lost)
         world.start(lost)
-    rehearsal.lose()
+    cluster.lose()
     for context in (2, 3):
         world.store(context)
-        rehearsal.decide()
+        cluster.decide()
         world.describe(context + 10)
         world.wait(context + 10)
         world.describe(context + 20, engine=POOL)
-        rehearsal.decide()
+        cluster.decide()
     for engine in ENGINES:
         mine = [c for c in (2, 3, 12, 13) if engine_of(c) == engine]
         chains = tuple(BlocksStored(tier="gpu", prefix_hashes=pack(blocks_of(c))) for c in mine)
         waiting = tuple(WaitingRequest(request=request_of(c, 1), since_s=0.0) for c in mine)
         world.snapshot(engine, ResidencySnapshot(chains=chains))
-        rehearsal.decide()
+        cluster.decide()
         world.snapshot(engine, QueueSnapshot(waiting=waiting))
-        rehearsal.decide()
+        cluster.decide()
     for context in (0, 1, 2, 3, 12, 13):
         world.start(context)
         world.end(context)
         world.close(context)
-        rehearsal.decide()
-    rehearsal.play(world.serve(20))
+        cluster.decide()
+    cluster.play(world.serve(20))
     await trio.lowlevel.checkpoint()
 
 
 async def check_restart(factory: PolicyFactory, remembers: int) -> None:
     """It goes on when an engine restarts and knows nothing of before."""
-    rehearsal = Rehearsal(factory(), "after a restart")
-    world = rehearsal.world
+    cluster = FakeCluster(factory(), "after a restart")
+    world = cluster.world
     for context in range(4):
         world.describe(context)
         world.wait(context)
         world.store(context)
-        rehearsal.decide()
+        cluster.decide()
     world.start(0)
-    rehearsal.decide()
+    cluster.decide()
     for engine in ENGINES:
         for context in range(4):
             if engine_of(context) == engine:
                 failed = RequestOutcome(status="failed", reason="engine_restarted")
                 world.outcome(context, 1, failed)
         world.restart(engine)
-        rehearsal.decide()
+        cluster.decide()
         world.describe(4, engine=POOL)
-        rehearsal.decide()
+        cluster.decide()
     for context in range(4):  # the harness sends them again, under the same names
         world.describe(context)
         world.wait(context)
-        rehearsal.decide()
+        cluster.decide()
         world.store(context)
-        rehearsal.decide()
+        cluster.decide()
         world.start(context)
         world.end(context)
-        rehearsal.decide()
-    rehearsal.play(world.serve(20))
+        cluster.decide()
+    cluster.play(world.serve(20))
     await trio.lowlevel.checkpoint()
 
 
 async def check_disorder(factory: PolicyFactory, remembers: int) -> None:
     """It goes on when requests end before they start, or are told of in any order or in part."""
-    rehearsal = Rehearsal(factory(), "in disorder")
-    world = rehearsal.world
+    cluster = FakeCluster(factory(), "in disorder")
+    world = cluster.world
     refused = RequestOutcome(status="rejected", reason="too_long")
     world.describe(0)
-    rehearsal.decide()
+    cluster.decide()
     world.outcome(0, 1, refused)
-    rehearsal.decide()
+    cluster.decide()
     world.describe(1)  # described and refused in one burst
     world.outcome(1, 1, refused)
-    rehearsal.decide()
+    cluster.decide()
     world.describe(2)  # its whole life in one burst
     world.wait(2)
     world.start(2)
     world.end(2)
     world.close(2)
-    rehearsal.decide()
+    cluster.decide()
     world.wait(3)  # heard of from the engine first
-    rehearsal.decide()
+    cluster.decide()
     world.describe(3)
-    rehearsal.decide()
+    cluster.decide()
     world.end(3, status="failed")
-    rehearsal.decide()
+    cluster.decide()
     world.end(4)  # never described
     world.start(5)
-    rehearsal.decide()
+    cluster.decide()
     world.describe(4)
-    rehearsal.decide()
+    cluster.decide()
     world.describe(6, ready=False)
-    rehearsal.decide()
+    cluster.decide()
     world.intent(RequestReadinessChanged(ready=True), request=request_of(6, 1))
     world.intent(RequestReadinessChanged(ready=True), request="nobody's")
-    rehearsal.decide()
+    cluster.decide()
     world.wait(6)
     world.close(6)  # closed before its last outcome is heard
-    rehearsal.decide()
+    cluster.decide()
     world.end(6)
-    rehearsal.decide()
+    cluster.decide()
     world.wait(7)
-    rehearsal.decide()
+    cluster.decide()
     world.describe(7)
     world.describe(7, turn=2)  # without waiting for the first
     world.wait(7, turn=2)
-    rehearsal.decide()
+    cluster.decide()
     world.end(7, turn=2)
-    rehearsal.decide()
+    cluster.decide()
     world.start(7)
     world.end(7)
     world.close(7)
     world.close(8)
-    rehearsal.decide()
+    cluster.decide()
     for number, (key, described) in enumerate(
         (
             ({"engine": ENGINES[0]}, RequestDescribed()),
@@ -241,42 +241,42 @@ async def check_disorder(factory: PolicyFactory, remembers: int) -> None:
         waiting = WaitingRequest(request=request, since_s=world.now)
         world.engine(ENGINES[0], QueueChanged(waiting=(waiting,)))
         world.store(0)
-        rehearsal.decide()
+        cluster.decide()
         world.engine(ENGINES[0], QueueChanged(started=(request,)))
         world.engine(ENGINES[0], QueueChanged(ended=(request,)))
         world.engine(ENGINES[0], RequestOutcome(status="completed"), request=request)
-        rehearsal.decide()
+        cluster.decide()
     world.intent(RequestDescribed(), engine=ENGINES[0])
-    rehearsal.decide()
+    cluster.decide()
     world.intent(RequestDescribed(), request="bare", engine=POOL)
     world.describe(9, ready=False, engine=POOL)
-    rehearsal.decide()
+    cluster.decide()
     world.intent(RequestReadinessChanged(ready=True), request=request_of(9, 1))
-    rehearsal.decide()
+    cluster.decide()
     world.describe(9, engine=POOL)  # said again, and then not sent at all
-    rehearsal.decide()
-    rehearsal.play(world.serve(20))
+    cluster.decide()
+    cluster.play(world.serve(20))
     await trio.lowlevel.checkpoint()
 
 
 async def check_memory(factory: PolicyFactory, remembers: int) -> None:
     """It holds nothing that grows with the requests and contexts that have ended."""
-    rehearsal = Rehearsal(factory(), "memory")
-    world = rehearsal.world
+    cluster = FakeCluster(factory(), "memory")
+    world = cluster.world
     served = 0
 
     def serve(count: int) -> int:
         nonlocal served
         for context in range(served, served + count):
-            rehearsal.play(world.serve(context))
+            cluster.play(world.serve(context))
             world.evict(context)
         served += count
         for engine in ENGINES:
             world.engine(engine, ResidencyChanged(changes=(BlocksCleared(),)))
         # Who remembers for a while may; after a day without a message, that while is over.
         world.now += _DAY_S
-        rehearsal.decide()
-        return _size([rehearsal.policy, *(view.residency for view in rehearsal.s.values())])
+        cluster.decide()
+        return _size([cluster.policy, *(view.residency for view in cluster.s.values())])
 
     before = serve(max(remembers, _ROUND))
     await trio.lowlevel.checkpoint()
@@ -293,28 +293,28 @@ async def check_determinism(factory: PolicyFactory, remembers: int) -> None:
     """It asks the same when it hears the same."""
     asked = []
     for _ in range(2):
-        rehearsal = Rehearsal(factory(), "hearing the same twice")
-        _improvise(rehearsal, Random(0))
-        asked.append(rehearsal.asked)
+        cluster = FakeCluster(factory(), "hearing the same twice")
+        _improvise(cluster, Random(0))
+        asked.append(cluster.asked)
         await trio.lowlevel.checkpoint()
     require(asked[0] == asked[1], "asks the same when it hears the same")
 
 
-def _improvise(rehearsal: Rehearsal, draw: Random) -> None:
+def _improvise(cluster: FakeCluster, draw: Random) -> None:
     """Many requests at once, each at its own pace, in bursts of any size."""
     waiting = list(range(40))
     lives: list[Iterator[None]] = []
     while waiting or lives:
         if waiting and (len(lives) < 8 or not lives):
-            lives.append(rehearsal.world.serve(waiting.pop()))
+            lives.append(cluster.world.serve(waiting.pop()))
         life = draw.choice(lives)
         if next(life, "over") == "over":
             lives.remove(life)
         if draw.random() < 0.1:
             engine = draw.choice(ENGINES)
-            rehearsal.world.snapshot(engine, PressureReported())
+            cluster.world.snapshot(engine, PressureReported())
         if draw.random() < 0.5:
-            rehearsal.decide()
+            cluster.decide()
 
 
 async def check_runner(factory: PolicyFactory, remembers: int) -> None:

@@ -22,7 +22,7 @@ from hear.messages import (
 )
 from hear.operation import Operation
 from tests.engines.builders import BLOCK, SETUPS, make_request, profile
-from tests.engines.saboteurs import SABOTEURS
+from tests.engines.mutants import MUTANTS
 
 
 @pytest.mark.parametrize("id", RULES)
@@ -131,21 +131,21 @@ async def test_what_cannot_crash_is_not_said_to_survive_it(autojump_clock: MockC
 
 
 @pytest.mark.parametrize(
-    ("saboteur", "id"), [(name, id) for name, (_, ids) in SABOTEURS.items() for id in ids]
+    ("mutant", "id"), [(name, id) for name, (_, ids) in MUTANTS.items() for id in ids]
 )
 async def test_a_broken_engine_is_found_out(
-    saboteur: str, id: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    mutant: str, id: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     factory: EngineFactory = SETUPS["inclusive"]
-    SABOTEURS[saboteur][0](monkeypatch)
+    MUTANTS[mutant][0](monkeypatch)
     with structlog.testing.capture_logs(), pytest.raises(Exception) as caught:  # noqa: PT011
         await check_rule(id, factory)
     if isinstance(caught.value, AssertionError):  # and not that the worker died of it
         assert str(caught.value).startswith(f"{id} ({RULES[id].title}): ")
 
 
-def test_there_is_a_saboteur_for_every_rule() -> None:
-    found_out = {id for _, ids in SABOTEURS.values() for id in ids}
+def test_there_is_a_mutant_for_every_rule() -> None:
+    found_out = {id for _, ids in MUTANTS.values() for id in ids}
     assert found_out == set(RULES)
 
 

@@ -236,7 +236,7 @@ async def test_a_broken_promise_is_named(factory: PolicyFactory, says: str) -> N
 async def test_a_decision_that_does_not_return_is_a_broken_promise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hear.policies.rehearsal.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("hear.policies.fake_cluster.TIMEOUT_S", 0.1)
     with pytest.raises(AssertionError, match="decide does not return"):
         await check_policy(Sleeps)
 

@@ -207,7 +207,7 @@ def blocks_of(context: int) -> list[int]:
     return [context * NUM_BLOCKS + place + 1 for place in range(NUM_BLOCKS)]
 
 
-class Rehearsal:
+class FakeCluster:
     """Plays a world to one policy, as the runner would, without a bus."""
 
     def __init__(self, policy: Policy, scene: str) -> None:

@@ -50,29 +50,29 @@ from hear.messages import (
 )
 from hear.operation import Operation
 
-Saboteur = Callable[[pytest.MonkeyPatch], None]
-SABOTEURS: dict[str, tuple[Saboteur, tuple[str, ...]]] = {}
+Mutant = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, tuple[Mutant, tuple[str, ...]]] = {}
 DONE = Verdict("completed")
 
 
-def breaks(*rules: str) -> Callable[[Saboteur], Saboteur]:
-    """Enter a saboteur into the list, with the rules that it breaks."""
+def breaks(*rules: str) -> Callable[[Mutant], Mutant]:
+    """Enter a mutant into the list, with the rules that it breaks."""
 
-    def enter(saboteur: Saboteur) -> Saboteur:
-        SABOTEURS[saboteur.__name__] = saboteur, rules
-        return saboteur
+    def enter(mutant: Mutant) -> Mutant:
+        MUTANTS[mutant.__name__] = mutant, rules
+        return mutant
 
     return enter
 
 
-def _says_done(method: str, of: type = Controls) -> Saboteur:
-    def sabotage(patch: pytest.MonkeyPatch) -> None:
+def _says_done(method: str, of: type = Controls) -> Mutant:
+    def mutate(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(of, method, lambda self, operation, now: DONE)
 
-    return sabotage
+    return mutate
 
 
-SABOTEURS |= {
+MUTANTS |= {
     "prioritise_in_words_only": (
         _says_done("_prioritise"),
         ("HEAR-EFFECT-1", "HEAR-EARLY-2", "HEAR-ONCE-4", "HEAR-WITHDRAW-2"),
@@ -107,23 +107,23 @@ def a_bound_is_kept_under_the_id_alone(patch: pytest.MonkeyPatch) -> None:
 def a_bound_is_for_those_that_wait(patch: pytest.MonkeyPatch) -> None:
     bound_wait = Controls._bound_wait
 
-    def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
+    def mutated(self: Controls, operation: Operation, now: float) -> Verdict:
         waiting = self._waiting(operation)
         return waiting if isinstance(waiting, Verdict) else bound_wait(self, operation, now)
 
-    patch.setattr(Controls, "_bound_wait", sabotaged)
+    patch.setattr(Controls, "_bound_wait", mutated)
 
 
 @breaks("HEAR-FORCE-2")
 def holds_outlast_bounds(patch: pytest.MonkeyPatch) -> None:
     hold = WaitingQueue.hold
 
-    def sabotaged(self: WaitingQueue, request: SimRequest, until: float, **_: bool) -> None:
+    def mutated(self: WaitingQueue, request: SimRequest, until: float, **_: bool) -> None:
         hold(self, request, until, required=True)
         request.bound_required = False
 
     bound = WaitingQueue.bound
-    patch.setattr(WaitingQueue, "hold", sabotaged)
+    patch.setattr(WaitingQueue, "hold", mutated)
     patch.setattr(
         WaitingQueue, "bound", lambda self, request, s, required=False: bound(self, request, s)
     )
@@ -142,12 +142,12 @@ def every_bound_counts_as_required(patch: pytest.MonkeyPatch) -> None:
 def _bounds_count_as(patch: pytest.MonkeyPatch, *, required: bool) -> None:
     bound = WaitingQueue.bound
 
-    def sabotaged(
+    def mutated(
         self: WaitingQueue, request: SimRequest, max_wait_s: float | None, **_: bool
     ) -> None:
         bound(self, request, max_wait_s, required=required)
 
-    patch.setattr(WaitingQueue, "bound", sabotaged)
+    patch.setattr(WaitingQueue, "bound", mutated)
 
 
 @breaks("HEAR-FORCE-5")
@@ -165,11 +165,11 @@ def place_leaves_the_blocks_where_they_were(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-EFFECT-9")
 def the_mode_is_another(patch: pytest.MonkeyPatch) -> None:
-    def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
+    def mutated(self: Controls, operation: Operation, now: float) -> Verdict:
         self._requests[operation.tenant, operation.key.request or ""].mode = "another"
         return DONE
 
-    patch.setattr(Controls, "_configure", sabotaged)
+    patch.setattr(Controls, "_configure", mutated)
 
 
 @breaks("HEAR-EFFECT-10", "HEAR-WITHDRAW-2", "HEAR-WITHDRAW-3", "HEAR-LEASE-10", "HEAR-LIFE-6")
@@ -181,12 +181,12 @@ def nothing_is_reverted(patch: pytest.MonkeyPatch) -> None:
 def anybody_may_cancel(patch: pytest.MonkeyPatch) -> None:
     cancel = Intake._cancel
 
-    def sabotaged(self: Intake, step: Step, operation: Operation, control: Cancel) -> None:
+    def mutated(self: Intake, step: Step, operation: Operation, control: Cancel) -> None:
         if (target := self._open.get(control.target)) is not None:
             operation.source = target.source
         cancel(self, step, operation, control)
 
-    patch.setattr(Intake, "_cancel", sabotaged)
+    patch.setattr(Intake, "_cancel", mutated)
 
 
 @breaks("HEAR-CLAIM-1", "HEAR-CLAIM-2", "HEAR-CLAIM-4", "HEAR-CLAIM-6")
@@ -198,10 +198,10 @@ def all_weigh_the_same(patch: pytest.MonkeyPatch) -> None:
 def the_first_prevails(patch: pytest.MonkeyPatch) -> None:
     claim = Arbiter.claim
 
-    def sabotaged(self: Arbiter, place: Any, operation: Operation) -> Claim:
+    def mutated(self: Arbiter, place: Any, operation: Operation) -> Claim:
         return Claim(False, None) if self.holder(place) else claim(self, place, operation)
 
-    patch.setattr(Arbiter, "claim", sabotaged)
+    patch.setattr(Arbiter, "claim", mutated)
 
 
 @breaks("HEAR-CLAIM-7")
@@ -211,11 +211,11 @@ def what_was_refused_stays_in_the_way(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-WITHDRAW-1", "HEAR-WITHDRAW-2", "HEAR-WITHDRAW-3")
 def withdraw_in_words_only(patch: pytest.MonkeyPatch) -> None:
-    def sabotaged(self: Intake, step: Step, operation: Operation) -> None:
+    def mutated(self: Intake, step: Step, operation: Operation) -> None:
         self._accept(operation)
         self._end(step, operation, "completed")
 
-    patch.setattr(Intake, "_withdraw", sabotaged)
+    patch.setattr(Intake, "_withdraw", mutated)
 
 
 # -- leases ---------------------------------------------------------------------------------------
@@ -286,21 +286,21 @@ def leased_blocks_are_never_given_up(patch: pytest.MonkeyPatch) -> None:
 def leases_may_be_longer_than_said(patch: pytest.MonkeyPatch) -> None:
     honest = SimulatedEngine.capabilities
 
-    def sabotaged(self: SimulatedEngine) -> CapabilitiesReported:
+    def mutated(self: SimulatedEngine) -> CapabilitiesReported:
         return msgspec.structs.replace(honest(self), max_lease_s=1000.0)
 
-    patch.setattr(SimulatedEngine, "capabilities", sabotaged)
+    patch.setattr(SimulatedEngine, "capabilities", mutated)
 
 
 @breaks("HEAR-LEASE-8")
 def a_required_lease_is_promised(patch: pytest.MonkeyPatch) -> None:
     retain = Retention.retain
 
-    def sabotaged(self: Retention, operation: Operation, now: float) -> Verdict:
+    def mutated(self: Retention, operation: Operation, now: float) -> Verdict:
         operation.control = msgspec.structs.replace(operation.control, force="preference")
         return retain(self, operation, now)
 
-    patch.setattr(Retention, "retain", sabotaged)
+    patch.setattr(Retention, "retain", mutated)
 
 
 @breaks("HEAR-LEASE-11")
@@ -327,24 +327,24 @@ def what_is_claimed_is_unsupported(patch: pytest.MonkeyPatch) -> None:
 def an_end_is_followed_by_another(patch: pytest.MonkeyPatch) -> None:
     publish = TenantSession._publish
 
-    def sabotaged(self: TenantSession, message: Message, key: Key) -> None:
+    def mutated(self: TenantSession, message: Message, key: Key) -> None:
         publish(self, message, key)
         if isinstance(message, OperationOutcome) and message.status == "completed":
             publish(self, msgspec.structs.replace(message, status="failed"), key)
 
-    patch.setattr(TenantSession, "_publish", sabotaged)
+    patch.setattr(TenantSession, "_publish", mutated)
 
 
 @breaks("HEAR-REQUEST-1")
 def the_end_of_a_request_is_told_twice(patch: pytest.MonkeyPatch) -> None:
     publish = TenantSession._publish
 
-    def sabotaged(self: TenantSession, message: Message, key: Key) -> None:
+    def mutated(self: TenantSession, message: Message, key: Key) -> None:
         publish(self, message, key)
         if isinstance(message, RequestOutcome) and message.status == "failed":
             publish(self, message, key)
 
-    patch.setattr(TenantSession, "_publish", sabotaged)
+    patch.setattr(TenantSession, "_publish", mutated)
 
 
 @breaks("HEAR-LIFE-2", "HEAR-LIFE-3")
@@ -362,14 +362,14 @@ def deadlines_pass_unnoticed(patch: pytest.MonkeyPatch) -> None:
 def a_deadline_that_has_passed_is_overlooked(patch: pytest.MonkeyPatch) -> None:
     receive = Intake.receive
 
-    def sabotaged(self: Intake, envelope: Envelope, now: float) -> Step:
+    def mutated(self: Intake, envelope: Envelope, now: float) -> Step:
         control = open_body(envelope) if envelope.kind in KINDS else None
         if isinstance(control, Control):
             control = msgspec.structs.replace(control, deadline_s=None)
             envelope = msgspec.structs.replace(envelope, body=encode_body(control))
         return receive(self, envelope, now)
 
-    patch.setattr(Intake, "receive", sabotaged)
+    patch.setattr(Intake, "receive", mutated)
 
 
 @breaks("HEAR-LIFE-7", "HEAR-LIFE-8", "HEAR-ONCE-5")
@@ -410,12 +410,12 @@ def an_unknown_kind_is_passed_over(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-CAPABILITY-2")
 def an_unknown_field_is_an_error(patch: pytest.MonkeyPatch) -> None:
-    def sabotaged(envelope: Envelope) -> Message | None:
+    def mutated(envelope: Envelope) -> Message | None:
         if b"as_of" in bytes(envelope.body):
             raise RemoteProtocolError("unknown field as_of")
         return open_body(envelope)
 
-    patch.setattr(intake, "open_body", sabotaged)
+    patch.setattr(intake, "open_body", mutated)
 
 
 @breaks("HEAR-CAPABILITY-3")
@@ -429,12 +429,12 @@ def hashes_are_taken_as_they_come(patch: pytest.MonkeyPatch) -> None:
 def operations_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     receive = Intake.receive
 
-    def sabotaged(self: Intake, envelope: Envelope, now: float) -> Step:
+    def mutated(self: Intake, envelope: Envelope, now: float) -> Step:
         self._open.pop(envelope.key.operation or "", None)
         self._ended.drop(envelope.key.operation or "")
         return receive(self, envelope, now)
 
-    patch.setattr(Intake, "receive", sabotaged)
+    patch.setattr(Intake, "receive", mutated)
 
 
 @breaks("HEAR-ONCE-2")
@@ -451,14 +451,14 @@ def what_comes_again_is_passed_over(patch: pytest.MonkeyPatch) -> None:
 def nothing_is_kept_for_a_request(patch: pytest.MonkeyPatch) -> None:
     admit = Intake._admit
 
-    def sabotaged(self: Intake, step: Step, operation: Operation) -> None:
+    def mutated(self: Intake, step: Step, operation: Operation) -> None:
         request = operation.key.request
         if request is not None and request not in self._requests:
             self._end(step, operation, "rejected", "unknown_request")
         else:
             admit(self, step, operation)
 
-    patch.setattr(Intake, "_admit", sabotaged)
+    patch.setattr(Intake, "_admit", mutated)
 
 
 @breaks("HEAR-VERSION-1")
@@ -470,32 +470,32 @@ def versions_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 def a_sibling_makes_a_request_stale(patch: pytest.MonkeyPatch) -> None:
     check = Intake._check
 
-    def sabotaged(self: Intake, operation: Operation) -> tuple[str, str] | None:
+    def mutated(self: Intake, operation: Operation) -> tuple[str, str] | None:
         key = operation.key
         seen = self._versions.get(key.context or "", 0)
         if key.request is not None and (key.context_version or seen) < seen:
             return "stale_version", ""
         return check(self, operation)
 
-    patch.setattr(Intake, "_check", sabotaged)
+    patch.setattr(Intake, "_check", mutated)
 
 
 # -- tenants --------------------------------------------------------------------------------------
 
 
 @breaks("HEAR-TENANT-1", "HEAR-TENANT-2")
-def all_tenants_share_a_desk(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(EngineWorker, "_desk", lambda self, tenant: self._desks[DEFAULT_TENANT])
+def all_tenants_share_a_session(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineWorker, "_session", lambda self, tenant: self._sessions[DEFAULT_TENANT])
 
 
 @breaks("HEAR-TENANT-1")
 def everybody_is_told_the_whole_queue(patch: pytest.MonkeyPatch) -> None:
     queue = SimulatedEngine.queue
 
-    def sabotaged(self: SimulatedEngine, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
+    def mutated(self: SimulatedEngine, tenant: str = DEFAULT_TENANT) -> QueueSnapshot:
         return queue(self, DEFAULT_TENANT)
 
-    patch.setattr(SimulatedEngine, "queue", sabotaged)
+    patch.setattr(SimulatedEngine, "queue", mutated)
 
 
 @breaks("HEAR-TENANT-3", "HEAR-TENANT-4")
@@ -508,11 +508,11 @@ def operations_are_everybodys(patch: pytest.MonkeyPatch) -> None:
     make = TenantSession.__init__
     shared: dict[str, Operation] = {}
 
-    def sabotaged(self: TenantSession, tenant: str, **settings: Any) -> None:
+    def mutated(self: TenantSession, tenant: str, **settings: Any) -> None:
         make(self, tenant, **settings)
         self._intake._open = shared
 
-    patch.setattr(TenantSession, "__init__", sabotaged)
+    patch.setattr(TenantSession, "__init__", mutated)
 
 
 # -- what is said of the engine -------------------------------------------------------------------
@@ -522,24 +522,24 @@ def operations_are_everybodys(patch: pytest.MonkeyPatch) -> None:
 def evictions_are_not_reported(patch: pytest.MonkeyPatch) -> None:
     drain = KvCache.drain_changes
 
-    def sabotaged(self: KvCache) -> dict[int, list[BlockChange]]:
+    def mutated(self: KvCache) -> dict[int, list[BlockChange]]:
         return {
             owner: [change for change in changes if isinstance(change, BlocksStored)]
             for owner, changes in drain(self).items()
         }
 
-    patch.setattr(KvCache, "drain_changes", sabotaged)
+    patch.setattr(KvCache, "drain_changes", mutated)
 
 
 @breaks("HEAR-STATE-1", "HEAR-STATE-2")
 def some_of_the_state_is_lost(patch: pytest.MonkeyPatch) -> None:
     send = EngineWorker._send
 
-    def sabotaged(self: EngineWorker, envelope: Envelope) -> None:
+    def mutated(self: EngineWorker, envelope: Envelope) -> None:
         if envelope.kind != "residency_changed" or envelope.seq % 3:
             send(self, envelope)
 
-    patch.setattr(EngineWorker, "_send", sabotaged)
+    patch.setattr(EngineWorker, "_send", mutated)
 
 
 @breaks("HEAR-STATE-3", "HEAR-STATE-4")
@@ -552,20 +552,20 @@ def snapshots_are_empty(patch: pytest.MonkeyPatch) -> None:
 def reuse_is_what_was_hoped_for(patch: pytest.MonkeyPatch) -> None:
     honest = outcome_of
 
-    def sabotaged(sim: SimRequest, *rest: Any) -> RequestOutcome:
+    def mutated(sim: SimRequest, *rest: Any) -> RequestOutcome:
         return msgspec.structs.replace(honest(sim, *rest), reused_tokens={"gpu": sim.prompt_tokens})
 
-    patch.setattr("hear.engines.simulated.backend.outcome_of", sabotaged)
+    patch.setattr("hear.engines.simulated.backend.outcome_of", mutated)
 
 
 # -- intent, and outputs --------------------------------------------------------------------------
 
 
-def _acts_on_intent(act: Callable[[Envelope], Control | None]) -> Saboteur:
-    def sabotage(patch: pytest.MonkeyPatch) -> None:
+def _acts_on_intent(act: Callable[[Envelope], Control | None]) -> Mutant:
+    def mutate(patch: pytest.MonkeyPatch) -> None:
         receive = Intake.receive
 
-        def sabotaged(self: Intake, envelope: Envelope, now: float) -> Step:
+        def mutated(self: Intake, envelope: Envelope, now: float) -> Step:
             if envelope.category != "intent":
                 return receive(self, envelope, now)
             control = act(envelope)
@@ -583,10 +583,10 @@ def _acts_on_intent(act: Callable[[Envelope], Control | None]) -> Saboteur:
             subscription = self._bus.subscribe(patterns, name="curious", capacity=65_536)
             return await self._stack.enter_async_context(subscription)
 
-        patch.setattr(Intake, "receive", sabotaged)
+        patch.setattr(Intake, "receive", mutated)
         patch.setattr(ControlReader, "_subscribe", subscribe)
 
-    return sabotage
+    return mutate
 
 
 def _retains(envelope: Envelope) -> Control | None:
@@ -597,7 +597,7 @@ def _holds(envelope: Envelope) -> Control | None:
     return Hold(hold_s=1e6) if envelope.kind == "request_readiness_changed" else None
 
 
-SABOTEURS |= {
+MUTANTS |= {
     "reuse_that_is_expected_is_retained": (
         _acts_on_intent(_retains),
         ("HEAR-INTENT-1", "HEAR-INTENT-3"),
@@ -610,39 +610,39 @@ SABOTEURS |= {
 def haste_makes_answers_short(patch: pytest.MonkeyPatch) -> None:
     prioritise = Controls._prioritise
 
-    def sabotaged(self: Controls, operation: Operation, now: float) -> Verdict:
+    def mutated(self: Controls, operation: Operation, now: float) -> Verdict:
         self._requests[operation.tenant, operation.key.request or ""].output_tokens = 1
         return prioritise(self, operation, now)
 
-    patch.setattr(Controls, "_prioritise", sabotaged)
+    patch.setattr(Controls, "_prioritise", mutated)
 
 
 @breaks("HEAR-EFFECT-1")
 def a_block_is_lost_with_each_request(patch: pytest.MonkeyPatch) -> None:
     add = Scheduler.add
 
-    def sabotaged(self: Scheduler, request: SimRequest) -> None:
+    def mutated(self: Scheduler, request: SimRequest) -> None:
         self._cache._num_plain_free -= 1
         add(self, request)
 
-    patch.setattr(Scheduler, "add", sabotaged)
+    patch.setattr(Scheduler, "add", mutated)
 
 
-def _at_submission(*, too: bool = False) -> Saboteur:
+def _at_submission(*, too: bool = False) -> Mutant:
     capabilities = SimulatedEngine.capabilities
 
-    def sabotage(patch: pytest.MonkeyPatch) -> None:
-        def sabotaged(self: SimulatedEngine) -> CapabilitiesReported:
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        def mutated(self: SimulatedEngine) -> CapabilitiesReported:
             told = capabilities(self)
             kinds = tuple(kind for kind in told.controls if too or kind != "prioritise")
             return msgspec.structs.replace(told, controls=kinds, at_submission=("prioritise",))
 
-        patch.setattr(SimulatedEngine, "capabilities", sabotaged)
+        patch.setattr(SimulatedEngine, "capabilities", mutated)
 
-    return sabotage
+    return mutate
 
 
-SABOTEURS["at_submission_and_whenever"] = _at_submission(too=True), ("HEAR-SUBMIT-1",)
+MUTANTS["at_submission_and_whenever"] = _at_submission(too=True), ("HEAR-SUBMIT-1",)
 
 
 @breaks("HEAR-SUBMIT-1")
