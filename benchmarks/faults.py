@@ -41,8 +41,8 @@ from hear.buses.nng.client import connect
 from hear.codec import open_body
 from hear.delivery import Outbox, Sequencer
 from hear.engine_view import EngineViews
-from hear.engines.worker.ledger import Ledger
 from hear.engines.worker.loop import EngineWorker
+from hear.engines.worker.operation_log import OperationLog
 from hear.errors import BusError
 from hear.harness_view import HarnessView
 from hear.interfaces import Ask, OperationEnded, Report, Verdict
@@ -303,11 +303,15 @@ class NotingBackend:
             )
 
 
-async def be_noting_worker(url: str, effects: str, ledger: str) -> None:
+async def be_noting_worker(url: str, effects: str, operation_log: str) -> None:
     backend = NotingBackend(Path(effects))
     async with connect(url, name=ENGINE) as bus:
         worker = EngineWorker(
-            bus, backend, name=ENGINE, epoch=new_epoch(), ledger=Ledger(Path(ledger))
+            bus,
+            backend,
+            name=ENGINE,
+            epoch=new_epoch(),
+            operation_log=OperationLog(Path(operation_log)),
         )
         await worker.run()
 
@@ -422,7 +426,7 @@ def measure_killed(quick: bool, folder: Path, seed: int) -> dict[str, Any]:
     me = (sys.executable, "-m", "benchmarks.faults", "--role")
     parts = [
         Part("hub", (sys.executable, "-m", "hear.app.cli", "run", "bus", "--bus", url)),
-        Part("worker", (*me, "worker", url, str(effects), str(folder / "ledger"))),
+        Part("worker", (*me, "worker", url, str(effects), str(folder / "operations"))),
         Part("sender", (*me, "sender", url, str(journal), str(total))),
         Part("policy", (*me, "policy", url)),
     ]
@@ -532,7 +536,15 @@ def measure_ended(quick: bool, folder: Path, seed: int) -> dict[str, Any]:
         hear = [sys.executable, "-m", "hear.app.cli", "run"]
         commands = {
             "bus": [*hear, "bus", "--bus", url],
-            "engine": [*hear, "engine", ENGINE, "--bus", url, "--ledger", f"{folder}/l{round}"],
+            "engine": [
+                *hear,
+                "engine",
+                ENGINE,
+                "--bus",
+                url,
+                "--operation-log",
+                f"{folder}/l{round}",
+            ],
             "policy": [*hear, "policy", "cache-aware", "--bus", url],
             "traffic": [sys.executable, "-m", "benchmarks.faults", "--role", "traffic", url],
         }

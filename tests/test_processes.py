@@ -251,7 +251,7 @@ async def test_an_engine_that_is_killed_costs_no_request_of_its_pool(tmp_path: P
         (["run", "policy", "cache-aware", "--name", "a b"], "name 'a b': expected"),
         (["run", "engine", "e", "--kind", "vlm"], "no engine named 'vlm'"),
         (["run", "engine", "e", "--block-size", "0"], "--block-size 0"),
-        (["run", "engine", "e", "--ledger", "{tmp}"], "ledger {tmp}: cannot be used"),
+        (["run", "engine", "e", "--operation-log", "{tmp}"], "operation log {tmp}: cannot be used"),
         (
             ["run", "bus", "--without-keys", "--bus", "tcp://nowhere.invalid:1"],
             "cannot be listened on",

@@ -17,8 +17,8 @@ from hear.app.connection import (
     run_until_signal,
 )
 from hear.engines.simulated import serving
-from hear.engines.worker.ledger import Ledger
 from hear.engines.worker.loop import EngineWorker
+from hear.engines.worker.operation_log import OperationLog
 from hear.engines.worker.options import (
     add_worker_arguments,
     parse_ranks,
@@ -48,7 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where it takes requests: sim+unix://PATH or sim+tcp://HOST:PORT (a socket)",
     )
     parser.add_argument(
-        "--ledger",
+        "--operation-log",
+        "--ledger",  # its former name
         type=Path,
         metavar="FILE",
         help="what became of operations, so that none acts twice if this process is killed",
@@ -71,7 +72,9 @@ def run(namespace: argparse.Namespace) -> int:
     backend = plugins.load_typed("engines", namespace.kind)(
         namespace.profile, block_size=namespace.block_size, name=name
     )
-    ledger = None if namespace.ledger is None else Ledger(namespace.ledger)
+    operation_log = (
+        None if namespace.operation_log is None else OperationLog(namespace.operation_log)
+    )
 
     async def main(stopping: trio.Event) -> int:
         async with (
@@ -86,7 +89,7 @@ def run(namespace: argparse.Namespace) -> int:
                 ranks=ranks,
                 tenants=tenants_of(namespace),
                 epoch=new_epoch(),
-                ledger=ledger,
+                operation_log=operation_log,
                 endpoint=told,
             )
             await nursery.start(worker.run)

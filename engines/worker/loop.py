@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from hear.app.control_reader import ControlReader
-from hear.engines.worker.ledger import Ledger
+from hear.engines.worker.operation_log import OperationLog
 from hear.engines.worker.tenant_session import TenantSession
 from hear.errors import BusError, ConfigError, EngineError, LocalProtocolError
 from hear.intake import Step
@@ -24,7 +24,7 @@ from hear.subjects import token
 _log = structlog.get_logger("hear.worker")
 
 RETOLD = 1_024
-"""Latest ends of each tenant that a worker with a ledger tells of as it begins, known or not."""
+"""Latest ends of each tenant that a worker with an operation log tells of as it begins."""
 
 MAX_TENANTS = 256
 """Most tenants of one engine at once. A further one is served, and is told and heard nothing of."""
@@ -53,7 +53,7 @@ class EngineWorker:
         tenants: tuple[str, ...] = (DEFAULT_TENANT,),
         max_tenants: int = MAX_TENANTS,
         epoch: int = 1,
-        ledger: Ledger | None = None,
+        operation_log: OperationLog | None = None,
         endpoint: str = "",
         share: float = 1.0,
         pressure_interval_s: float = 0.5,
@@ -69,8 +69,8 @@ class EngineWorker:
                 the one that has been idle longest, for ``IDLE_S`` at least, gives way.
             epoch: the incarnation to begin with. Whoever starts a worker for an engine of this
                 name again has to give a higher one than the last.
-            ledger: what became of operations under earlier workers of this engine; the worker
-                notes there what becomes of its own.
+            operation_log: what became of operations under earlier workers of this engine; the
+                worker notes there what becomes of its own.
             endpoint: the address of the engine's data path, to be told with its capabilities.
             share: how much of a processor may go into controls (``hear.app.control_reader``).
             max_restarts: how often the backend may fail within ``RESTARTS_WITHIN_S``.
@@ -85,9 +85,9 @@ class EngineWorker:
         self._backend = backend
         self._ranks = ranks
         self._endpoint = endpoint
-        self._ledger = ledger
-        if ledger is not None:
-            ledger.fail_interrupted()
+        self._operation_log = operation_log
+        if operation_log is not None:
+            operation_log.fail_interrupted()
         self._max_tenants = max_tenants
         self._share = share
         self._sessions: dict[str, TenantSession] = {}
@@ -100,7 +100,7 @@ class EngineWorker:
                     f"engine {name!r}: tenant {tenant!r:.80}: expected a name of 1 to {MAX_NAME} "
                     f"characters, and {max_tenants} tenants at most"
                 )
-        for tenant in () if ledger is None else ledger.tenants:
+        for tenant in () if operation_log is None else operation_log.tenants:
             if tenant not in self._sessions and len(self._sessions) < max_tenants:
                 self._open_session(tenant)
         self._pressure_interval_s = pressure_interval_s
@@ -138,9 +138,9 @@ class EngineWorker:
         async with ControlReader(self._bus, self, share=self._share) as controls:
             for session in self._sessions.values():
                 session.introduce()
-                if self._ledger is not None:
+                if self._operation_log is not None:
                     # The last worker may have been killed between noting an end and telling of it.
-                    for answer in self._ledger.ended(session.tenant)[-RETOLD:]:
+                    for answer in self._operation_log.ended(session.tenant)[-RETOLD:]:
                         session.answer(answer)
             try:
                 async with trio.open_nursery() as nursery:
@@ -253,7 +253,7 @@ class EngineWorker:
             backend=self._backend,
             epoch=self.epoch,
             ranks=self._ranks,
-            ended=() if self._ledger is None else self._ledger.ended(tenant),
+            ended=() if self._operation_log is None else self._operation_log.ended(tenant),
             endpoint=self._endpoint,
             send=self._send,
             keep=self._keep,
@@ -288,18 +288,18 @@ class EngineWorker:
 
     def _keep(self, tenant: str, step: Step) -> None:
         """Write down what is about to be told and done."""
-        if self._ledger is None:
+        if self._operation_log is None:
             return
         try:
             for answer in step.answers:
-                self._ledger.note(answer, tenant)
+                self._operation_log.note(answer, tenant)
             for operation in step.apply:
                 kind = str(operation.control.__struct_config__.tag)
-                self._ledger.begin(operation.key, kind, tenant)
+                self._operation_log.begin(operation.key, kind, tenant)
         except OSError as error:
             # The engine serves on; what is lost is the memory of a worker that comes after.
-            path, self._ledger = self._ledger.path, None
-            _log.error("ledger.lost", engine=self.name, path=str(path), error=str(error))
+            path, self._operation_log = self._operation_log.path, None
+            _log.error("operation_log.lost", engine=self.name, path=str(path), error=str(error))
 
     def _send(self, envelope: Envelope) -> None:
         try:

@@ -187,8 +187,10 @@ def plan(config: ClusterConfig, path: Path | None) -> tuple[str, list[Part]]:
                 raise ConfigError(f"{_at(path, f'engine[{place}].kind')}: {error}") from error
             parts.append(Part(name, (*_HEAR, *command)))
         else:
-            ledger = [f"--ledger={state / name}.ledger"]
-            parts.append(_part("engine", [*_simulated(engine, name), *joining, *ledger], name))
+            operation_log = [f"--operation-log={state / name}.operations"]
+            parts.append(
+                _part("engine", [*_simulated(engine, name), *joining, *operation_log], name)
+            )
     for (name, _, spec), policy in zip(policies, config.policy, strict=True):
         arguments = [spec, f"--name={name}", f"--bus={url}", *key, f"--tenant={policy.tenant}"]
         parts.append(_part("policy", arguments, name))

@@ -16,8 +16,8 @@ from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
 from hear.engines.worker import tenant_session
-from hear.engines.worker.ledger import Ledger
 from hear.engines.worker.loop import IDLE_S, EngineWorker
+from hear.engines.worker.operation_log import OperationLog
 from hear.errors import BusError, ConfigError, EngineError
 from hear.interfaces import OperationEnded, Report, Verdict
 from hear.messages import (
@@ -579,7 +579,7 @@ async def test_a_worker_that_lagged_subscribes_anew(autojump_clock: MockClock) -
 
 
 async def test_a_worker_after_one_that_was_killed_acts_on_nothing_twice(tmp_path: Path) -> None:
-    async with bench(ledger=Ledger(tmp_path / "e0")) as b:
+    async with bench(operation_log=OperationLog(tmp_path / "e0")) as b:
         b.backend.verdicts["BoundWait"] = Verdict("accepted", standing=True)
         b.backend.report(arrived("r"))
         done, standing = b.send(Prioritise(priority=1), "r"), b.send(BoundWait(max_wait_s=9), "r")
@@ -589,7 +589,7 @@ async def test_a_worker_after_one_that_was_killed_acts_on_nothing_twice(tmp_path
         assert len(b.backend.calls) == 2
         # The file as a kill would leave it: nothing was said of an end.
         (tmp_path / "killed").write_bytes((tmp_path / "e0").read_bytes())
-    async with bench(ledger=Ledger(tmp_path / "killed"), epoch=2) as b:
+    async with bench(operation_log=OperationLog(tmp_path / "killed"), epoch=2) as b:
         for id in (standing, parked):
             assert b.outcomes(id) == [("failed", "engine_restarted")]
         b.backend.report(arrived("r"))
@@ -614,10 +614,10 @@ async def test_a_control_for_an_earlier_epoch_fails_even_if_nothing_is_known_of_
         assert b.backend.calls == [("apply", "Prioritise")]
 
 
-async def test_a_worker_whose_ledger_cannot_be_written_serves_on(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "e0")
-    async with bench(ledger=ledger) as b:
-        ledger.close()
+async def test_a_worker_whose_operation_log_cannot_be_written_serves_on(tmp_path: Path) -> None:
+    log = OperationLog(tmp_path / "e0")
+    async with bench(operation_log=log) as b:
+        log.close()
         b.backend.report(arrived("r"))
         ids = [b.send(Prioritise(priority=n), "r") for n in range(2)]
         await b.settle()
@@ -763,7 +763,7 @@ async def test_a_crash_ends_what_is_open_of_every_tenant(autojump_clock: MockClo
 
 
 async def test_the_next_worker_answers_each_tenant_for_its_own(tmp_path: Path) -> None:
-    async with bench(ledger=Ledger(tmp_path / "e0")) as b:
+    async with bench(operation_log=OperationLog(tmp_path / "e0")) as b:
         for tenant in (DEFAULT_TENANT, "acme"):
             sender = Sequencer("policy", tenant=tenant)
             key = Key(engine="e0", operation="same")
@@ -771,7 +771,7 @@ async def test_the_next_worker_answers_each_tenant_for_its_own(tmp_path: Path) -
             b.bus.publish(sender.wrap(target, key, trio.current_time()))
         await b.settle()
         (tmp_path / "killed").write_bytes((tmp_path / "e0").read_bytes())
-    async with bench(ledger=Ledger(tmp_path / "killed"), epoch=2) as b:
+    async with bench(operation_log=OperationLog(tmp_path / "killed"), epoch=2) as b:
         ends = [e for e in b.heard if e.kind == "operation_outcome"]
         bodies = {e.tenant: open_body(e) for e in ends}
         assert len(ends) == 2

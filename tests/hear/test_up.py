@@ -59,7 +59,9 @@ def test_a_file_names_all_and_paths_are_its_own(tmp_path: Path) -> None:
     assert option(parts["big"], "--ranks") == "session-aware=2,guard=9"
     assert option(parts["big"], "--profile") == "rtx-pro-6000-qwen3-8b"
     assert option(parts["big"], "--endpoint") == "sim+tcp://127.0.0.1:9000"
-    assert option(parts["engine0"], "--ledger") == str(tmp_path / "kept" / "engine0.ledger")
+    assert option(parts["engine0"], "--operation-log") == str(
+        tmp_path / "kept" / "engine0.operations"
+    )
     for name in ("engine0", "big", "session-aware", "guard"):
         assert option(parts[name], "--key") == str(tmp_path / "operator.toml")
 

@@ -28,7 +28,7 @@ from hear.engines.simulated import serving
 from hear.engines.simulated.backend import create
 from hear.engines.vllm.attach.requests import OwnRequest, _take
 from hear.engines.vllm.metrics_page import read_page
-from hear.engines.worker.ledger import Ledger
+from hear.engines.worker.operation_log import OperationLog
 from hear.errors import ConfigError, EngineError, RemoteProtocolError
 from hear.harnesses.eval.bench import script
 from hear.harnesses.eval.replay import live
@@ -161,13 +161,13 @@ def test_a_deep_record_is_unreadable(what: str, tmp_path: Path) -> None:
         assert recording.unreadable == 1
 
 
-def test_a_deep_entry_of_a_ledger_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "e.ledger"
+def test_a_deep_entry_of_a_operation_log_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "e.operations"
     data = b"\x93" + with_field(b"\x80") + encode(None) + encode("")
     path.write_bytes(len(data).to_bytes(4, "big") + data)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="no entry of a ledger"):
-        Ledger(path)
+    with pytest.raises(ConfigError, match="no entry of one"):
+        OperationLog(path)
 
 
 def test_deep_scripts_of_a_bench_are_none(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from hear.buses.nng.command import check_reach
 from hear.buses.nng.server import hub
 from hear.engines.simulated import serving
 from hear.engines.simulated.backend import create
-from hear.engines.worker.ledger import Ledger
+from hear.engines.worker.operation_log import OperationLog
 from hear.errors import BusError, ConfigError, EngineError, PluginError
 from hear.harnesses.eval.report.output import check_recording, write_whole
 from hear.intake import Answer
@@ -172,7 +172,7 @@ async def test_nothing_is_used_in_a_folder_that_others_could_have_filled(
     for use in (
         lambda: connected(url, name="x"),
         lambda: connected(url, name="x", key=Path("none")),
-        lambda: Ledger(base / "c" / "state" / "e.ledger"),
+        lambda: OperationLog(base / "c" / "state" / "e.operations"),
         lambda: make_own_folders(cluster_directory(url) / "e.engine"),
     ):
         with pytest.raises(ConfigError, match=why) as error:
@@ -393,29 +393,31 @@ def test_a_link_laid_beside_a_result_is_not_followed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "victim"]
 
 
-def test_a_ledger_that_is_written_anew_follows_no_link_and_stays_private(tmp_path: Path) -> None:
+def test_an_operation_log_that_is_written_anew_follows_no_link_and_stays_private(
+    tmp_path: Path,
+) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    (tmp_path / "ledger.new").symlink_to(victim)
-    ledger = Ledger(tmp_path / "ledger", remember=1)
+    (tmp_path / "operations.new").symlink_to(victim)
+    log = OperationLog(tmp_path / "operations", remember=1)
     outcome = OperationOutcome(status="completed", control="retain")
     for number in range(20):
-        ledger.note(Answer(Key(engine="e", operation=f"o{number}"), outcome))
-    ledger.close()
+        log.note(Answer(Key(engine="e", operation=f"o{number}"), outcome))
+    log.close()
     assert victim.read_text() == "mine"
-    assert not (tmp_path / "ledger").is_symlink()
-    assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
-    (tmp_path / "ledger").chmod(0o666)
+    assert not (tmp_path / "operations").is_symlink()
+    assert (tmp_path / "operations").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "operations").chmod(0o666)
     with pytest.raises(ConfigError, match="mode 0666, expected one of this user or root"):
-        Ledger(tmp_path / "ledger")
+        OperationLog(tmp_path / "operations")
 
 
 @as_root
-def test_a_ledger_of_another_user_is_refused(tmp_path: Path) -> None:
-    Ledger(tmp_path / "ledger").close()
-    os.chown(tmp_path / "ledger", OTHER, OTHER)
+def test_an_operation_log_of_another_user_is_refused(tmp_path: Path) -> None:
+    OperationLog(tmp_path / "operations").close()
+    os.chown(tmp_path / "operations", OTHER, OTHER)
     with pytest.raises(ConfigError, match=f"uid {OTHER}"):
-        Ledger(tmp_path / "ledger")
+        OperationLog(tmp_path / "operations")
 
 
 def test_a_recording_takes_the_place_of_no_other_file(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ MAY: Final = {
     # A thread of its own writes lines that Lines and Records have made.
     "buses/observe/tap/output.py": {"os.write"},
     # Appends to its file.
-    "engines/worker/ledger.py": {"os.write"},
+    "engines/worker/operation_log.py": {"os.write"},
     # While the screen is there, the log goes to one line of it.
     "buses/observe/tap/screen.py": {"structlog.configure"},
     # Is given any console; makes none.

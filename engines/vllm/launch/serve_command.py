@@ -61,7 +61,8 @@ def own_options() -> argparse.ArgumentParser:
         "--endpoint", metavar="URL", help="where clients reach the server (from --host and --port)"
     )
     parser.add_argument(
-        "--ledger",
+        "--operation-log",
+        "--ledger",  # its former name
         type=Path,
         metavar="FILE",
         help="what became of operations, so that none acts twice if the engine is killed (a file "
@@ -105,7 +106,7 @@ def run(namespace: argparse.Namespace) -> int:
         tenants=tenants_of(own),
         endpoint=_endpoint(own.endpoint),
         cpu_tier_gib=own.cpu_tier_gib,
-        ledger=own.ledger or cluster_directory(own.bus) / f"{own.name}.ledger",
+        operation_log=own.operation_log or cluster_directory(own.bus) / f"{own.name}.operations",
     )
     check_url(settings.bus)
     absent = own.dry_run and versions.installed() is None
@@ -126,8 +127,8 @@ def run(namespace: argparse.Namespace) -> int:
         # An earlier one may still be about to end; whoever keeps this running tries again.
         output.complain(error)
         return TRY_AGAIN
-    if settings.ledger is not None:
-        make_own_folders(settings.ledger)
+    if settings.operation_log is not None:
+        make_own_folders(settings.operation_log)
     if not own.with_parent:
         _say_if_alone(settings)
         become(made.command, made.environment)

@@ -37,7 +37,7 @@ class LaunchSettings(NamedTuple):
     tenants: tuple[str, ...] = (DEFAULT_TENANT,)
     endpoint: str | None = None
     cpu_tier_gib: float | None = None
-    ledger: Path | None = None
+    operation_log: Path | None = None
 
 
 class Plan(NamedTuple):
@@ -175,7 +175,9 @@ def _additional(options: Options, settings: LaunchSettings) -> dict[str, Any]:
         "key": None if settings.key is None else str(settings.key.absolute()),
         "ranks": dict(settings.ranks),
         "tenants": list(settings.tenants),
-        "ledger": None if settings.ledger is None else str(settings.ledger.absolute()),
+        "operation_log": None
+        if settings.operation_log is None
+        else str(settings.operation_log.absolute()),
         "endpoint": settings.endpoint or _endpoint(options, settings.bus),
     }
     return {**given, "hear": own}

@@ -17,8 +17,8 @@ from hear.app.nursery import unwrapped
 from hear.engines.vllm.plugin.backend import VllmBackend
 from hear.engines.vllm.plugin.engine_side import Plugin
 from hear.engines.vllm.plugin.settings import Settings
-from hear.engines.worker.ledger import Ledger
 from hear.engines.worker.loop import EngineWorker
+from hear.engines.worker.operation_log import OperationLog
 from hear.errors import BusError, ConfigError
 
 _log = structlog.get_logger("hear.vllm")
@@ -70,13 +70,13 @@ class Host:
         self._token = trio.lowlevel.current_trio_token()
         self.backend.listen()
         with self._cancel:
-            path, ledger = self._settings.ledger, None
+            path, operation_log = self._settings.operation_log, None
             wait_s, said = RETRY_S[0], ""
             while True:
                 try:
-                    if ledger is None and path is not None:
-                        ledger = Ledger(Path(path))
-                    await self._join(ledger)
+                    if operation_log is None and path is not None:
+                        operation_log = OperationLog(Path(path))
+                    await self._join(operation_log)
                 except (BusError, ConfigError) as error:
                     if str(error) != said:  # it may last for days
                         said = str(error)
@@ -84,7 +84,7 @@ class Host:
                 await trio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_S[1])
 
-    async def _join(self, ledger: Ledger | None) -> None:
+    async def _join(self, operation_log: OperationLog | None) -> None:
         settings = self._settings
         key = None if settings.key is None else Path(settings.key)
         url = settings.bus or default_url()
@@ -96,7 +96,7 @@ class Host:
                 ranks=settings.ranks,
                 tenants=settings.tenants,
                 epoch=new_epoch(),
-                ledger=ledger,
+                operation_log=operation_log,
                 endpoint=settings.endpoint,
                 share=CONTROL_SHARE,
             )

@@ -14,8 +14,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What ``--additional-config '{"hear": {...}}'`` holds.
 
     ``bus`` is an address, or "memory" if a test hands the plug-in its bus; ``endpoint`` is where
-    clients send requests; ``ledger`` is a file; ``tenants`` are told of the engine at once, others
-    with their first request.
+    clients send requests; ``operation_log`` is a file; ``tenants`` are told of the engine at once,
+    others with their first request.
     """
 
     name: str = "vllm0"
@@ -24,7 +24,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ranks: dict[str, int] = {}
     tenants: tuple[str, ...] = (DEFAULT_TENANT,)
     endpoint: str = ""
-    ledger: str | None = None
+    operation_log: str | None = None
     max_lease_s: Seconds = 3600.0
     retention_decay_s: Seconds = 400.0
 

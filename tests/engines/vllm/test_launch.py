@@ -58,7 +58,7 @@ def test_what_hear_needs_is_added_and_the_rest_stays_as_it_is() -> None:
             "key": None,
             "ranks": {},
             "tenants": ["default"],
-            "ledger": None,
+            "operation_log": None,
             "endpoint": "http://127.0.0.1:8000",
         }
     }

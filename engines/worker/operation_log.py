@@ -44,11 +44,11 @@ def _framed(entry: _Entry) -> bytes:
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
-class Ledger:
+class OperationLog:
     """The operations of one engine, across the lives of its workers."""
 
     def __init__(self, path: Path, *, remember: int = 65_536) -> None:
-        """Open the ledger at ``path``, and read what is there.
+        """Open the log at ``path``, and read what is there.
 
         Args:
             remember: ends that are kept of each tenant; must cover the time for which senders ask
@@ -68,7 +68,7 @@ class Ledger:
             self._file = self._open()
             self._read()
         except OSError as error:
-            raise ConfigError(f"ledger {path}: cannot be used: {error.strerror}") from error
+            raise ConfigError(f"operation log {path}: cannot be used: {error.strerror}") from error
 
     @property
     def tenants(self) -> list[str]:
@@ -130,7 +130,7 @@ class Ledger:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(file)
-            raise ConfigError(f"ledger {self.path}: another worker uses it") from None
+            raise ConfigError(f"operation log {self.path}: another worker uses it") from None
         except ConfigError:
             os.close(file)
             raise
@@ -156,14 +156,14 @@ class Ledger:
             size = int.from_bytes(data[at : at + _LENGTH_BYTES], "big")
             end = at + _LENGTH_BYTES + size
             if size > _MAX_ENTRY_BYTES:
-                raise ConfigError(f"ledger {self.path}: no entry of a ledger at byte {at}")
+                raise ConfigError(f"operation log {self.path}: no entry of one at byte {at}")
             if end > len(data):
                 break
             try:
                 entry = _decoder.decode(data[at + _LENGTH_BYTES : end])
             except UNREADABLE as error:
                 raise ConfigError(
-                    f"ledger {self.path}: no entry of a ledger at byte {at}: {error}"
+                    f"operation log {self.path}: no entry of one at byte {at}: {error}"
                 ) from error
             self._num_entries += 1
             if entry.outcome is not None:

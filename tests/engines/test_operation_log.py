@@ -1,10 +1,10 @@
-"""The ledger across the lives of workers."""
+"""The operation log across the lives of workers."""
 
 from pathlib import Path
 
 import pytest
 
-from hear.engines.worker.ledger import Ledger
+from hear.engines.worker.operation_log import OperationLog
 from hear.errors import ConfigError
 from hear.intake import Answer
 from hear.messages import Key, OperationOutcome, OperationStatus
@@ -16,25 +16,25 @@ def answer(id: str, status: OperationStatus = "completed", reason: str = "") -> 
 
 
 def test_ends_are_known_to_the_next_in_order(tmp_path: Path) -> None:
-    first = Ledger(tmp_path / "deep" / "e0")
+    first = OperationLog(tmp_path / "deep" / "e0")
     answers = [answer("a"), answer("b", "rejected", "outranked"), answer("c", "failed", "deadline")]
     for one in answers:
         first.note(one)
     first.note(answer("a", "failed"))  # an operation ends once
     first.close()
-    assert Ledger(first.path).ended() == answers
+    assert OperationLog(first.path).ended() == answers
 
 
 def test_what_was_begun_or_accepted_and_did_not_end_is_failed_by_the_next_and_once(
     tmp_path: Path,
 ) -> None:
-    first = Ledger(tmp_path / "e0")
+    first = OperationLog(tmp_path / "e0")
     first.begin(Key(operation="acting", context="c"), "retain")
     first.note(answer("kept", "accepted"))
     first.begin(Key(operation="done", request="r"), "hold")
     first.note(answer("done"))
     first.close()
-    second = Ledger(first.path)
+    second = OperationLog(first.path)
     second.fail_interrupted()
     failed = second.ended()[1:]
     assert [(a.key.operation, a.outcome.control) for a in failed] == [
@@ -46,14 +46,14 @@ def test_what_was_begun_or_accepted_and_did_not_end_is_failed_by_the_next_and_on
     }
     assert failed[0].key.context == "c"
     second.close()
-    third = Ledger(first.path)
+    third = OperationLog(first.path)
     third.fail_interrupted()
     assert [a.key.operation for a in third.ended()] == ["done", "acting", "kept"]
 
 
 def test_a_kill_in_mid_write_costs_the_last_entry_alone(tmp_path: Path) -> None:
     path = tmp_path / "e0"
-    whole = Ledger(path)
+    whole = OperationLog(path)
     whole.note(answer("a"))
     size = path.stat().st_size
     whole.note(answer("b"))
@@ -62,66 +62,66 @@ def test_a_kill_in_mid_write_costs_the_last_entry_alone(tmp_path: Path) -> None:
     for cut in range(len(data)):
         left = ["a"] if cut >= size else []
         path.write_bytes(data[:cut])
-        after = Ledger(path)
+        after = OperationLog(path)
         assert [a.key.operation for a in after.ended()] == left
         after.note(answer("c"))
         after.close()
-        again = Ledger(path)
+        again = OperationLog(path)
         assert [a.key.operation for a in again.ended()] == [*left, "c"]
         again.close()
 
 
 def test_only_so_many_ends_are_kept_in_memory_and_on_disk(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "e0", remember=10)
-    ledger.begin(Key(operation="open"), "retain")
+    log = OperationLog(tmp_path / "e0", remember=10)
+    log.begin(Key(operation="open"), "retain")
     largest = 0
     for number in range(1000):
-        ledger.note(answer(str(number)))
-        largest = max(largest, ledger.path.stat().st_size)
-    assert [a.key.operation for a in ledger.ended()] == [str(n) for n in range(990, 1000)]
+        log.note(answer(str(number)))
+        largest = max(largest, log.path.stat().st_size)
+    assert [a.key.operation for a in log.ended()] == [str(n) for n in range(990, 1000)]
     assert largest < 6_000
-    ledger.close()
-    after = Ledger(ledger.path, remember=10)
+    log.close()
+    after = OperationLog(log.path, remember=10)
     assert [a.key.operation for a in after.ended()] == [str(n) for n in range(990, 1000)]
     after.fail_interrupted()
     assert after.ended()[-1].key.operation == "open"
 
 
-@pytest.mark.parametrize("content", [b"hello world, this is no ledger", b"\0\0\0\4abcd"])
+@pytest.mark.parametrize("content", [b"hello world, this is no operation log", b"\0\0\0\4abcd"])
 def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "e0"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"ledger {path}"):
-        Ledger(path)
+    with pytest.raises(ConfigError, match=f"operation log {path}"):
+        OperationLog(path)
     assert path.read_bytes() == content
 
 
 def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
-        Ledger(tmp_path)
+        OperationLog(tmp_path)
 
 
 def test_one_worker_at_a_time(tmp_path: Path) -> None:
-    first = Ledger(tmp_path / "e0", remember=10)
+    first = OperationLog(tmp_path / "e0", remember=10)
     with pytest.raises(ConfigError, match="another worker uses it"):
-        Ledger(first.path)
+        OperationLog(first.path)
     for number in range(200):  # and so it stays when it is written anew
         first.note(answer(str(number)))
     with pytest.raises(ConfigError, match="another worker uses it"):
-        Ledger(first.path)
+        OperationLog(first.path)
     first.close()
-    Ledger(first.path).close()
+    OperationLog(first.path).close()
 
 
 def test_tenants_may_use_the_same_operations_and_are_remembered_apart(tmp_path: Path) -> None:
-    first = Ledger(tmp_path / "e0", remember=2)
+    first = OperationLog(tmp_path / "e0", remember=2)
     first.begin(Key(operation="a"), "retain", "acme")
     first.note(answer("a"))
     first.begin(Key(operation="a"), "hold", "umbra")
     for number in range(50):
         first.note(answer(str(number)), "umbra")
     first.close()
-    second = Ledger(first.path, remember=2)
+    second = OperationLog(first.path, remember=2)
     second.fail_interrupted()
     assert second.ended() == [answer("a")]
     [lost] = second.ended("acme")
