@@ -45,7 +45,7 @@ from hear.engines.worker.loop import EngineWorker
 from hear.engines.worker.operation_log import OperationLog
 from hear.errors import BusError
 from hear.harness_view import HarnessView
-from hear.interfaces import Ask, OperationEnded, Report, Verdict
+from hear.interfaces import ApplyResult, Ask, OperationEnded, Report
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -266,15 +266,15 @@ class NotingBackend:
     def residency_known(self) -> bool:
         return True
 
-    def apply(self, operation: Operation) -> Verdict:
+    def apply(self, operation: Operation) -> ApplyResult:
         if isinstance(operation.control, Cancel | Withdraw):
-            return Verdict("completed")
+            return ApplyResult("completed")
         os.write(self._effects, f"{operation.id}\n".encode())
         if isinstance(operation.control, Release):
-            return Verdict("completed")
+            return ApplyResult("completed")
         self._under_way.append((trio.current_time() + 0.005, operation.id))
         self._news.set()
-        return Verdict("accepted")
+        return ApplyResult("accepted")
 
     def expect(self, operation: Operation) -> None:
         """Nothing to do: no requests come here."""

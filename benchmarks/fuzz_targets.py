@@ -28,7 +28,7 @@ from hear.delivery import GapDetector
 from hear.engine_view import EngineViews
 from hear.harness_view import HarnessView
 from hear.intake import Intake, Step
-from hear.interfaces import OperationEnded, Verdict
+from hear.interfaces import ApplyResult, OperationEnded
 from hear.messages import Envelope, Key, Message, OperationOutcome, RequestDescribed, RequestOutcome
 from hear.operation import TERMINAL, Operation
 from hear.subjects import Matcher, Pattern, subject, token
@@ -98,13 +98,13 @@ class Messages:
 class _Engine:
     """Drives an intake as a worker does, with a backend whose answers the input decides."""
 
-    _VERDICTS: Final = (
-        Verdict("completed"),
-        Verdict("accepted"),
-        Verdict("accepted", standing=True),
-        Verdict("rejected", "no_room"),
-        Verdict("unsupported"),
-        Verdict("failed", "engine_error"),
+    _RESULTS: Final = (
+        ApplyResult("completed"),
+        ApplyResult("accepted"),
+        ApplyResult("accepted", standing=True),
+        ApplyResult("rejected", "no_room"),
+        ApplyResult("unsupported"),
+        ApplyResult("failed", "engine_error"),
     )
 
     def __init__(self, intake: Intake) -> None:
@@ -141,11 +141,11 @@ class _Engine:
         for answer in step.answers:
             self._note(answer.key.operation, answer.outcome)
         for operation in step.apply:
-            verdict = self._VERDICTS[self._choice % len(self._VERDICTS)]
-            self._choice //= len(self._VERDICTS)
-            if verdict.status == "accepted":
+            result = self._RESULTS[self._choice % len(self._RESULTS)]
+            self._choice //= len(self._RESULTS)
+            if result.status == "accepted":
                 self._accepted[operation.id] = operation
-            self._carry_out(self._intake.applied(operation, verdict))
+            self._carry_out(self._intake.applied(operation, result))
 
     def _note(self, operation: str | None, outcome: OperationOutcome) -> None:
         if operation is None:

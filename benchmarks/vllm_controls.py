@@ -45,7 +45,7 @@ class Engine:
 
 @dataclass(slots=True)
 class Latencies:
-    """``applied`` is until the engine had a verdict, by the clock that both share; ``answered``
+    """``applied`` is until the engine had a result, by the clock that both share; ``answered``
     until it was heard of on the bus, by the sender's own clock alone. In milliseconds."""
 
     applied_ms: list[float] = field(default_factory=list)

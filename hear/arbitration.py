@@ -10,19 +10,19 @@ from typing import NamedTuple
 from hear.messages import Axis, Key
 from hear.operation import Operation
 
-Place = tuple[Axis, str]
+ClaimKey = tuple[Axis, str]
 """What a claim is on: an axis, and the request, context or engine that it concerns."""
 
 
-class Verdict(NamedTuple):
+class ClaimResult(NamedTuple):
     """``displaced`` is the operation that has to give way, if any."""
 
     wins: bool
     displaced: Operation | None
 
 
-def place_of(axis: Axis, key: Key) -> Place | None:
-    """The place that a control on ``axis`` claims; None where nothing can be in dispute."""
+def claim_key_of(axis: Axis, key: Key) -> ClaimKey | None:
+    """The key that a control on ``axis`` claims; None where nothing can be in dispute."""
     subject = key.context if axis in ("retention", "placement") else key.request
     if axis == "none" or subject is None:
         return None
@@ -30,25 +30,25 @@ def place_of(axis: Axis, key: Key) -> Place | None:
 
 
 class Arbiter:
-    """Holds the standing claim of each place."""
+    """Holds the claim in effect on each key."""
 
     def __init__(self, ranks: dict[str, int] | None = None) -> None:
         """``ranks`` gives policies (by the source of their messages) a rank; higher prevails."""
         self.ranks = dict(ranks or {})
-        self._claims: dict[Place, Operation] = {}
+        self._claims: dict[ClaimKey, Operation] = {}
 
     def _weight(self, operation: Operation) -> tuple[bool, int]:
         return operation.control.force == "requirement", self.ranks.get(operation.source, 0)
 
-    def claim(self, place: Place, operation: Operation) -> Verdict:
-        """Let an operation claim a place, against whoever holds it."""
-        holder = self._claims.get(place)
+    def claim(self, claim_key: ClaimKey, operation: Operation) -> ClaimResult:
+        """Let an operation claim a key, against whoever holds it."""
+        holder = self._claims.get(claim_key)
         if (
             holder is not None
             and holder.source != operation.source
             and self._weight(holder) > self._weight(operation)
         ):
-            return Verdict(False, None)
+            return ClaimResult(False, None)
         if (
             holder is not None
             and holder.source == operation.source
@@ -56,21 +56,21 @@ class Arbiter:
             and operation.control.force == "preference"
         ):
             # One's own later wish does not undo one's own requirement either.
-            return Verdict(False, None)
-        self._claims[place] = operation
-        return Verdict(True, holder)
+            return ClaimResult(False, None)
+        self._claims[claim_key] = operation
+        return ClaimResult(True, holder)
 
-    def drop(self, place: Place, operation: Operation | None = None) -> None:
-        """End the claim on a place; with ``operation``, only if it is the holder."""
-        if operation is None or self._claims.get(place) is operation:
-            self._claims.pop(place, None)
+    def drop(self, claim_key: ClaimKey, operation: Operation | None = None) -> None:
+        """End the claim on a key; with ``operation``, only if it is the holder."""
+        if operation is None or self._claims.get(claim_key) is operation:
+            self._claims.pop(claim_key, None)
 
-    def holder(self, place: Place) -> Operation | None:
+    def holder(self, claim_key: ClaimKey) -> Operation | None:
         """The operation whose claim stands."""
-        return self._claims.get(place)
+        return self._claims.get(claim_key)
 
-    def of_source(self, source: str) -> list[tuple[Place, Operation]]:
-        """All standing claims of one policy, oldest first."""
+    def of_source(self, source: str) -> list[tuple[ClaimKey, Operation]]:
+        """All claims in effect of one policy, oldest first."""
         return [(p, op) for p, op in self._claims.items() if op.source == source]
 
     def __len__(self) -> int:

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from hear.arbitration import Arbiter, place_of
+from hear.arbitration import Arbiter, claim_key_of
 from hear.codec import KINDS, open_body
 from hear.errors import RemoteProtocolError
-from hear.interfaces import OperationEnded, Verdict
+from hear.interfaces import ApplyResult, OperationEnded
 from hear.kept import Kept
 from hear.messages import (
     AXES,
@@ -198,12 +198,12 @@ class Intake:
     def _make_room(self, step: Step, operation: Operation) -> bool:
         """Whether an operation may be open at the limit: the least worthy preference gives way.
 
-        No room is needed where one of the two will end, since another operation holds the place.
+        No room is needed where one of the two will end, since another operation holds the claim.
         Nor does a requirement on a request that is here need any: of those there are no more than
         requests are served.
         """
-        place = place_of(AXES[type(operation.control)], operation.key)
-        holder = None if place is None else self._arbiter.holder(place)
+        claim_key = claim_key_of(AXES[type(operation.control)], operation.key)
+        holder = None if claim_key is None else self._arbiter.holder(claim_key)
         if holder is not None and holder.id in self._open:
             return True
         yielding = self._preferences.least(operation.control, operation.source)
@@ -264,21 +264,21 @@ class Intake:
         return f"version {named}, seen {seen}"
 
     def _arbitrate(self, step: Step, operation: Operation) -> None:
-        place = place_of(AXES[type(operation.control)], operation.key)
-        if place is not None:
-            verdict = self._arbiter.claim(place, operation)
-            if not verdict.wins:
-                holder = self._arbiter.holder(place)
+        claim_key = claim_key_of(AXES[type(operation.control)], operation.key)
+        if claim_key is not None:
+            claim = self._arbiter.claim(claim_key, operation)
+            if not claim.wins:
+                holder = self._arbiter.holder(claim_key)
                 by = holder.source if holder else ""
                 if operation.phase == "accepted":  # it was kept for its request before
                     self._end(step, operation, "failed", "outranked", by)
                 else:
                     self._end(step, operation, "rejected", "outranked", by)
                 return
-            if verdict.displaced is not None and verdict.displaced.id in self._open:
-                self._displace(step, verdict.displaced, operation)
-        if place is not None and place[0] not in _CONTEXT_AXES:
-            self._requests[place[1]].add(operation.id)
+            if claim.displaced is not None and claim.displaced.id in self._open:
+                self._displace(step, claim.displaced, operation)
+        if claim_key is not None and claim_key[0] not in _CONTEXT_AXES:
+            self._requests[claim_key[1]].add(operation.id)
         step.apply.append(operation)
 
     def _displace(self, step: Step, old: Operation, new: Operation) -> None:
@@ -308,8 +308,8 @@ class Intake:
 
     def _withdraw(self, step: Step, operation: Operation) -> None:
         source = operation.source
-        for place, claim in self._arbiter.of_source(source):
-            self._arbiter.drop(place, claim)
+        for claim_key, claim in self._arbiter.of_source(source):
+            self._arbiter.drop(claim_key, claim)
             if claim.id not in self._open:
                 step.revert.append(claim)  # it completed, and its effect stands
         for target in [op for op in self._open.values() if op.source == source]:
@@ -326,28 +326,28 @@ class Intake:
 
     # -- what the driver tells ----------------------------------------------------------------
 
-    def applied(self, operation: Operation, verdict: Verdict) -> Step:
-        """The backend has been handed an operation and said ``verdict``."""
+    def applied(self, operation: Operation, result: ApplyResult) -> Step:
+        """The backend has been handed an operation and said ``result``."""
         step = Step()
         if operation.id not in self._open:
             return step
-        if verdict.status in ("rejected", "unsupported") and operation.phase == "accepted":
-            verdict = verdict._replace(status="failed")
-        if verdict.status in ("completed", "failed", "accepted"):
+        if result.status in ("rejected", "unsupported") and operation.phase == "accepted":
+            result = result._replace(status="failed")
+        if result.status in ("completed", "failed", "accepted"):
             already = operation.phase == "accepted"
             self._accept(operation)
-            if verdict.status == "accepted":
+            if result.status == "accepted":
                 if not already:
                     step.answers.append(self._outcome(operation, "accepted"))
-                if verdict.standing:
+                if result.standing:
                     self._standing.add(operation.id)
                 else:
                     self._arm(operation)
                 return step
-        self._end(step, operation, verdict.status, verdict.reason, verdict.detail, verdict.fallback)
+        self._end(step, operation, result.status, result.reason, result.detail, result.fallback)
         # What is done to a request stands until the request ends; all else has left nothing that
         # a later control would have to respect, nor does what nobody can change or undo any more.
-        stands = verdict.status == "completed" and not self._acts_at_submission(operation)
+        stands = result.status == "completed" and not self._acts_at_submission(operation)
         if not stands or AXES[type(operation.control)] in _CONTEXT_AXES:
             self._drop_claim(operation)
         return step
@@ -356,10 +356,10 @@ class Intake:
         """The backend has an operation and will say ``applied`` later, in time or not."""
         self._arm(operation)
 
-    def verdict(self, operation_id: str, verdict: Verdict) -> Step:
-        """The verdict on an operation that was handed over; of no use if it has ended since."""
+    def applied_later(self, operation_id: str, result: ApplyResult) -> Step:
+        """The result on an operation that was handed over; of no use if it has ended since."""
         operation = self._open.get(operation_id)
-        return Step() if operation is None else self.applied(operation, verdict)
+        return Step() if operation is None else self.applied(operation, result)
 
     def ended(self, event: OperationEnded) -> Step:
         """The backend reports the end of an operation that it had accepted."""
@@ -480,8 +480,8 @@ class Intake:
         return True
 
     def _drop_claim(self, operation: Operation) -> None:
-        if (place := place_of(AXES[type(operation.control)], operation.key)) is not None:
-            self._arbiter.drop(place, operation)
+        if (claim_key := claim_key_of(AXES[type(operation.control)], operation.key)) is not None:
+            self._arbiter.drop(claim_key, operation)
 
     @staticmethod
     def _accept(operation: Operation) -> None:

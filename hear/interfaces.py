@@ -169,7 +169,7 @@ class CentralBus(RememberingBus, Protocol):
         ...
 
 
-class Verdict(NamedTuple):
+class ApplyResult(NamedTuple):
     """What a backend says of a control that it was handed.
 
     ``accepted`` means that the effect is under way or has a span of its own (a lease, a guard),
@@ -196,7 +196,7 @@ class Report:
     """What happened in an engine since its last report, as far as it concerns one tenant.
 
     ``arrived`` holds keys of new requests; ``asked`` controls that came to the engine itself, along
-    with a request, to be taken in as if off the bus; ``verdicts`` what became of operations, by id,
+    with a request, to be taken in as if off the bus; ``results`` what became of operations, by id,
     of which ``EngineBackend.apply`` could not tell at once. ``residency_anew``: the backend lost
     sight of what the engine holds, or found it again, so all is to be told anew, and ``blocks`` of
     such a report say nothing. ``capabilities`` is what the engine can do, where that has changed
@@ -205,7 +205,7 @@ class Report:
 
     arrived: list[Key] = field(default_factory=list)
     asked: list[tuple[Key, Control]] = field(default_factory=list)
-    verdicts: list[tuple[str, Verdict]] = field(default_factory=list)
+    results: list[tuple[str, ApplyResult]] = field(default_factory=list)
     blocks: list[BlockChange] = field(default_factory=list)
     residency_anew: bool = False
     capabilities: CapabilitiesReported | None = None
@@ -246,10 +246,10 @@ class EngineBackend(Protocol):
         """Whether ``residency`` is all that is resident, and not only what is known of."""
         ...
 
-    def apply(self, operation: Operation) -> Verdict | None:
+    def apply(self, operation: Operation) -> ApplyResult | None:
         """Carry out a control, or begin to.
 
-        None if only the engine's own thread can tell how it goes: the verdict then comes in a
+        None if only the engine's own thread can tell how it goes: the result then comes in a
         ``Report``, in the order in which operations were handed over, or the deadline passes.
         A ``Cancel`` or ``Withdraw`` comes after the reverts that it brings about, and is completed
         when their effects are gone.

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hear.blocks import unpack_prompt
 from hear.engines.kv.leases import Lease, LeaseBook
-from hear.interfaces import Verdict
+from hear.interfaces import ApplyResult
 from hear.messages import Place, Prepare, Release, Retain
 from hear.operation import Operation, Ref
 
@@ -89,35 +89,35 @@ class Retention:
         served = self._contexts.get(operation.context_ref)
         return None if served is None else served.blocks
 
-    def retain(self, operation: Operation, now: float) -> Verdict:
+    def retain(self, operation: Operation, now: float) -> ApplyResult:
         """Lease the blocks of a context."""
         control, name = operation.control, operation.context_ref
         assert isinstance(control, Retain)
         if control.lease_s > self._max_lease_s:
             detail = f"{control.lease_s} s, at most {self._max_lease_s} s"
-            return Verdict("rejected", "lease_too_long", detail)
+            return ApplyResult("rejected", "lease_too_long", detail)
         fallback = None
         if control.force == "requirement":
             # Leases yield to service, so a requirement to keep could only be promised falsely.
             if "preference" not in control.fallback:
-                return Verdict("rejected", "cannot_promise", "leases yield under pressure")
+                return ApplyResult("rejected", "cannot_promise", "leases yield under pressure")
             fallback = "preference"
         blocks = self.blocks_of(operation)
         if blocks is None:
-            return Verdict("rejected", "unknown_context", name[1])
+            return ApplyResult("rejected", "unknown_context", name[1])
         served = self._contexts.get(name)
         if (former := self._leases.get(name)) is not None:  # of a worker that is gone
             self._drop(former, "completed", "renewed")
         if not blocks and not self._serving[name]:
-            return Verdict("completed", "no_blocks", fallback=fallback)
+            return ApplyResult("completed", "no_blocks", fallback=fallback)
         idle_since = now if served is None else served.idle_since
         self._leases.put(
             Lease(operation.ref, name, control.score, now + control.lease_s, blocks, idle_since)
         )
         self._rerank(blocks)
-        return Verdict("accepted", standing=True, fallback=fallback)
+        return ApplyResult("accepted", standing=True, fallback=fallback)
 
-    def release(self, operation: Operation, now: float) -> Verdict:
+    def release(self, operation: Operation, now: float) -> ApplyResult:
         """End the leases of a context, and let its blocks go first, once no request uses them.
 
         A request of the context that waits, or was preempted, is going to use them. Blocks that
@@ -129,11 +129,11 @@ class Retention:
         if lease is not None:  # the one who asked for it is told by arbitration, or here
             self._drop(lease, "completed", "released")
         elif served is None:
-            return Verdict("rejected", "unknown_context", name[1])
+            return ApplyResult("rejected", "unknown_context", name[1])
         if served is not None and not self._let_go(name):
             self._releasing[name] = operation.ref
-            return Verdict("accepted")
-        return Verdict("completed")
+            return ApplyResult("accepted")
+        return ApplyResult("completed")
 
     def revert(self, operation: Operation) -> None:
         """End a lease, or what is to be released, without saying so."""

@@ -30,7 +30,7 @@ from hear.engines.simulated.roofline import Roofline
 from hear.engines.simulated.scheduler import Scheduler
 from hear.engines.simulated.tenants import MAX_TENANTS, Tenants
 from hear.errors import EngineError
-from hear.interfaces import InferenceRequest, InferenceResult, OperationEnded, Report, Verdict
+from hear.interfaces import ApplyResult, InferenceRequest, InferenceResult, OperationEnded, Report
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -213,11 +213,11 @@ class SimulatedEngine:
         """Always: it looks at the cache itself."""
         return True
 
-    def apply(self, operation: Operation) -> Verdict:
+    def apply(self, operation: Operation) -> ApplyResult:
         """Carry out a control, or begin to."""
-        verdict = self._controls.apply(operation, trio.current_time())
+        result = self._controls.apply(operation, trio.current_time())
         self._wake.set()
-        return verdict
+        return result
 
     def expect(self, operation: Operation) -> None:
         """Nothing to do: a request is announced in the moment in which it comes."""

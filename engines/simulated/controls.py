@@ -17,7 +17,7 @@ from hear.engines.simulated.scheduler import Scheduler
 from hear.engines.simulated.tenants import Tenants, blocks_of
 from hear.engines.worker.control_table import ControlTable
 from hear.errors import EngineError
-from hear.interfaces import InferenceRequest, Verdict
+from hear.interfaces import ApplyResult, InferenceRequest
 from hear.messages import (
     Admit,
     BoundWait,
@@ -32,7 +32,7 @@ from hear.messages import (
 )
 from hear.operation import Operation, Ref
 
-DONE = Verdict("completed")
+DONE = ApplyResult("completed")
 
 
 class Controls(ControlTable):
@@ -94,56 +94,56 @@ class Controls(ControlTable):
     def _request(self, operation: Operation) -> SimRequest | None:
         return self._requests.get(operation.request_ref)
 
-    def _waiting(self, operation: Operation) -> SimRequest | Verdict:
+    def _waiting(self, operation: Operation) -> SimRequest | ApplyResult:
         request = self._request(operation)
         if request is None:
-            return Verdict("failed", "request_gone")
+            return ApplyResult("failed", "request_gone")
         if request not in self._scheduler.waiting:
-            return Verdict("rejected", "already_running")
+            return ApplyResult("rejected", "already_running")
         return request
 
     def _moved(self, request: SimRequest) -> None:
         self._scheduler.moved[request.ref] = request
 
-    def _prioritise(self, operation: Operation, now: float) -> Verdict:
+    def _prioritise(self, operation: Operation, now: float) -> ApplyResult:
         control, request = operation.control, self._waiting(operation)
         assert isinstance(control, Prioritise)
-        if isinstance(request, Verdict):
+        if isinstance(request, ApplyResult):
             return request
         request.priority = control.priority
         self._scheduler.waiting.add(request)
         self._moved(request)
         return DONE
 
-    def _bound_wait(self, operation: Operation, now: float) -> Verdict:
+    def _bound_wait(self, operation: Operation, now: float) -> ApplyResult:
         control, request = operation.control, self._request(operation)
         assert isinstance(control, BoundWait)
         if request is None:
-            return Verdict("failed", "request_gone")
+            return ApplyResult("failed", "request_gone")
         required = control.force == "requirement"
         self._scheduler.waiting.bound(request, control.max_wait_s, required=required)
         if request not in self._scheduler.waiting:
             return DONE  # it waits no more, and is bounded should it be preempted
         request.guard = operation.ref
         self._moved(request)
-        return Verdict("accepted", standing=True)
+        return ApplyResult("accepted", standing=True)
 
-    def _hold(self, operation: Operation, now: float) -> Verdict:
+    def _hold(self, operation: Operation, now: float) -> ApplyResult:
         control, request = operation.control, self._waiting(operation)
         assert isinstance(control, Hold)
-        if isinstance(request, Verdict):
+        if isinstance(request, ApplyResult):
             return request
         required = control.force == "requirement"
         if request.protected and (request.bound_required or not required):
-            return Verdict("rejected", "outranked", "the request has waited out its bound")
+            return ApplyResult("rejected", "outranked", "the request has waited out its bound")
         self._scheduler.waiting.hold(request, now + control.hold_s, required=required)
         self._moved(request)
         return DONE
 
-    def _admit(self, operation: Operation, now: float) -> Verdict:
+    def _admit(self, operation: Operation, now: float) -> ApplyResult:
         request = self._request(operation)
         if request is None:
-            return Verdict("failed", "request_gone")
+            return ApplyResult("failed", "request_gone")
         if request.held_until is not None:
             self._scheduler.waiting.admit(request)
             self._moved(request)
@@ -157,15 +157,15 @@ class Controls(ControlTable):
             raise EngineError("this engine cannot tell one more tenant apart")
         return blocks_of(owner, hashes)
 
-    def _bring(self, operation: Operation, now: float) -> Verdict:
+    def _bring(self, operation: Operation, now: float) -> ApplyResult:
         blocks = self.retention.blocks_of(operation)
         if blocks is None:
-            return Verdict("rejected", "unknown_context", operation.key.context or "")
+            return ApplyResult("rejected", "unknown_context", operation.key.context or "")
         return self.placement.begin(operation, blocks, now)
 
     # -- configuration ------------------------------------------------------------------------
 
-    def _configure(self, operation: Operation, now: float) -> Verdict:
+    def _configure(self, operation: Operation, now: float) -> ApplyResult:
         control = operation.control
         assert isinstance(control, Configure)
         for mode in (*control.modes, *control.fallback):
@@ -173,8 +173,8 @@ class Controls(ControlTable):
                 request = self._request(operation)
                 if request is not None:
                     request.mode = mode
-                return Verdict("completed", fallback=None if mode in control.modes else mode)
-        return Verdict("rejected", "unknown_mode", f"this engine has {', '.join(MODES)}")
+                return ApplyResult("completed", fallback=None if mode in control.modes else mode)
+        return ApplyResult("rejected", "unknown_mode", f"this engine has {', '.join(MODES)}")
 
     # -- ends ---------------------------------------------------------------------------------
 

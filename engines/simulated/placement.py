@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hear.engines.simulated.kv_cache import CPU, GPU, KvCache
 from hear.engines.simulated.request import BACKGROUND_PRIORITY, SimRequest
 from hear.engines.simulated.scheduler import Scheduler
-from hear.interfaces import InferenceRequest, Verdict
+from hear.interfaces import ApplyResult, InferenceRequest
 from hear.messages import Place, Prepare
 from hear.operation import Operation, Ref
 
@@ -52,22 +52,22 @@ class Placement:
         self._end = end
         self._jobs: dict[Ref, _Job] = {}
 
-    def begin(self, operation: Operation, blocks: Sequence[int], now: float) -> Verdict:
+    def begin(self, operation: Operation, blocks: Sequence[int], now: float) -> ApplyResult:
         """Begin to bring blocks to where a control wants them."""
         control, cache = operation.control, self._cache
         assert isinstance(control, Prepare | Place)
         tiers = (GPU, CPU) if cache.num_cpu_blocks else (GPU,)
         tier = next((t for t in (control.tier, *control.fallback) if t in tiers), None)
         if tier is None:
-            return Verdict("rejected", "unknown_tier", control.tier)
+            return ApplyResult("rejected", "unknown_tier", control.tier)
         fallback = None if tier == control.tier else tier
         lost = sum(1 for b in blocks if not (cache.on_gpu(b) or cache.on_cpu(b)))
         compute = isinstance(control, Prepare) and control.compute
         if lost and not compute:
-            return Verdict("rejected", "not_resident", f"{lost} of {len(blocks)} blocks")
+            return ApplyResult("rejected", "not_resident", f"{lost} of {len(blocks)} blocks")
         room = {GPU: cache.num_gpu_blocks, CPU: cache.num_cpu_blocks}
         if len(blocks) > min(room[t] for t in ((tier, GPU) if lost else (tier,))):
-            return Verdict("rejected", "no_room", f"{len(blocks)} blocks")
+            return ApplyResult("rejected", "no_room", f"{len(blocks)} blocks")
         ref = operation.ref
         job = _Job(ref, tier, blocks, demote=isinstance(control, Place))
         if tier == GPU or lost:
@@ -75,11 +75,11 @@ class Placement:
                 return refusal
             if not all(cache.on_gpu(b) for b in blocks):
                 self._prefill(job, compute)
-                return Verdict("accepted", fallback=fallback)
+                return ApplyResult("accepted", fallback=fallback)
             if not self._is_computing(job):
-                return Verdict("completed", fallback=fallback)
+                return ApplyResult("completed", fallback=fallback)
             self._jobs[ref] = job
-            return Verdict("accepted", fallback=fallback)
+            return ApplyResult("accepted", fallback=fallback)
         return self._copy(job, now)._replace(fallback=fallback)
 
     def cancel(self, operation: Ref, now: float) -> None:
@@ -96,9 +96,9 @@ class Placement:
             return
         job.prefill = None
         if job.tier == CPU and all(self._cache.on_gpu(b) for b in job.blocks):
-            verdict = self._copy(job, now)
-            if verdict.status != "accepted":
-                self._conclude(job, verdict)
+            result = self._copy(job, now)
+            if result.status != "accepted":
+                self._conclude(job, result)
         else:
             self.look(now)
 
@@ -116,23 +116,25 @@ class Placement:
             if job.tier == CPU:
                 self._conclude(job, self._copied(job, now))
             elif all(self._cache.on_gpu(b) for b in job.blocks):
-                self._conclude(job, Verdict("completed"))
+                self._conclude(job, ApplyResult("completed"))
             else:
                 detail = "evicted before it was there"
-                self._conclude(job, Verdict("failed", "not_resident", detail))
+                self._conclude(job, ApplyResult("failed", "not_resident", detail))
 
-    def _conclude(self, job: _Job, verdict: Verdict) -> None:
+    def _conclude(self, job: _Job, result: ApplyResult) -> None:
         del self._jobs[job.operation]
-        status = "completed" if verdict.status == "completed" else "failed"
-        self._end(job.operation, status, verdict.reason, verdict.detail)
+        status = "completed" if result.status == "completed" else "failed"
+        self._end(job.operation, status, result.reason, result.detail)
 
     def _is_computing(self, job: _Job) -> bool:
         """Whether the step that computes some of the blocks has yet to end."""
         return not self._scheduler.computing.isdisjoint(job.blocks)
 
-    def _refusal(self, job: _Job) -> Verdict | None:
+    def _refusal(self, job: _Job) -> ApplyResult | None:
         if job.tier == CPU and not (job.demote or self._cache.inclusive):
-            return Verdict("rejected", "exclusive_tier", "it holds no copies of what the GPU holds")
+            return ApplyResult(
+                "rejected", "exclusive_tier", "it holds no copies of what the GPU holds"
+            )
         return None
 
     def _prefill(self, job: _Job, compute: bool) -> None:
@@ -153,14 +155,14 @@ class Placement:
         job.prefill = request
         self._jobs[job.operation] = job
 
-    def _copy(self, job: _Job, now: float) -> Verdict:
+    def _copy(self, job: _Job, now: float) -> ApplyResult:
         """Copy to the CPU what is not there; a Place also takes it from the GPU."""
         cache = self._cache
         job.missing = {b for b in job.blocks if not cache.on_cpu(b)}
         if job.missing and (refusal := self._refusal(job)):
             return refusal
         if job.demote and any(cache.in_use(b) for b in job.blocks):
-            return Verdict("rejected", "in_use", "a request runs on these blocks")
+            return ApplyResult("rejected", "in_use", "a request runs on these blocks")
         for block in reversed(job.blocks):
             if job.demote and not cache.inclusive and cache.on_gpu(block):
                 cache.demote(block, now)
@@ -168,18 +170,18 @@ class Placement:
                 cache.store(block, now)
         if job.missing or self._is_computing(job):
             self._jobs[job.operation] = job
-            return Verdict("accepted")
+            return ApplyResult("accepted")
         return self._copied(job, now)
 
-    def _copied(self, job: _Job, now: float) -> Verdict:
+    def _copied(self, job: _Job, now: float) -> ApplyResult:
         """The copies are there; say whether all is now as it was asked for."""
         cache = self._cache
         if not all(cache.on_cpu(b) for b in job.blocks):
-            return Verdict("failed", "not_resident", "evicted before all was there")
+            return ApplyResult("failed", "not_resident", "evicted before all was there")
         if job.demote:
             if any(cache.in_use(b) for b in job.blocks):
-                return Verdict("failed", "in_use", "a request has begun to use these blocks")
+                return ApplyResult("failed", "in_use", "a request has begun to use these blocks")
             for block in reversed(job.blocks):
                 if cache.on_gpu(block):
                     cache.drop_gpu(block, now)
-        return Verdict("completed")
+        return ApplyResult("completed")

@@ -38,7 +38,7 @@ __all__ = [
     "check_rule",
 ]
 
-Verdict = Literal["kept", "unsupported", "cannot be checked"]
+RuleResult = Literal["kept", "unsupported", "cannot be checked"]
 """How a rule was kept: as it says, or by ``unsupported``. It is unknown of an engine that cannot
 be made to crash, or cannot show what it holds, where that is what the rule is about."""
 
@@ -56,7 +56,7 @@ RULES: dict[str, Rule] = {
 """All rules by id."""
 
 
-async def check_engine(factory: EngineFactory) -> dict[str, Verdict]:
+async def check_engine(factory: EngineFactory) -> dict[str, RuleResult]:
     """Check all rules; returns how each was kept.
 
     Raises:
@@ -65,7 +65,7 @@ async def check_engine(factory: EngineFactory) -> dict[str, Verdict]:
     return {id: await check_rule(id, factory) for id in RULES}
 
 
-async def check_rule(id: str, factory: EngineFactory) -> Verdict:
+async def check_rule(id: str, factory: EngineFactory) -> RuleResult:
     """Check one rule; returns how it was kept.
 
     Raises:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn, Protocol
 
 from hear.interfaces import (
+    ApplyResult,
     Bus,
     BusStatistics,
     EngineBackend,
@@ -16,7 +17,6 @@ from hear.interfaces import (
     Report,
     SnapshotProvider,
     Subscription,
-    Verdict,
 )
 from hear.messages import (
     DEFAULT_TENANT,
@@ -130,12 +130,12 @@ class WatchedBackend:
     def residency_known(self) -> bool:
         return self._inner.residency_known()
 
-    def apply(self, operation: Operation) -> Verdict | None:
+    def apply(self, operation: Operation) -> ApplyResult | None:
         if not isinstance(operation.control, Cancel | Withdraw):  # these act by what they revert
             self.applied[operation.ref] += 1
-        verdict = self._inner.apply(operation)
+        result = self._inner.apply(operation)
         self._check()
-        return verdict
+        return result
 
     def expect(self, operation: Operation) -> None:
         self._inner.expect(operation)

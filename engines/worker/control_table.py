@@ -6,11 +6,11 @@ A handler says at once how it went, or that the effect is under way; ``_end`` th
 from collections.abc import Callable
 
 from hear.errors import RemoteProtocolError
-from hear.interfaces import Verdict
+from hear.interfaces import ApplyResult
 from hear.messages import Cancel, Control, OperationOutcome, Route, Withdraw
 from hear.operation import Operation, Ref
 
-Handler = Callable[[Operation, float], Verdict]
+Handler = Callable[[Operation, float], ApplyResult]
 """Carries out a control at a time of the engine's clock, in seconds."""
 
 
@@ -31,27 +31,27 @@ class ControlTable:
         """The kinds of control that this engine carries out."""
         return tuple(str(kind.__struct_config__.tag) for kind in self._handlers)
 
-    def apply(self, operation: Operation, now: float) -> Verdict:
+    def apply(self, operation: Operation, now: float) -> ApplyResult:
         """Carry out a control, or begin to."""
         if isinstance(operation.control, Cancel | Withdraw):
-            return Verdict("completed")  # what it ends was reverted before
+            return ApplyResult("completed")  # what it ends was reverted before
         try:
-            verdict = self._handlers[type(operation.control)](operation, now)
+            result = self._handlers[type(operation.control)](operation, now)
         except RemoteProtocolError as error:
-            return Verdict("rejected", "malformed", str(error))
-        if verdict.status == "accepted" and verdict.fallback is not None:
-            self._fallbacks[operation.ref] = verdict.fallback
-        return verdict
+            return ApplyResult("rejected", "malformed", str(error))
+        if result.status == "accepted" and result.fallback is not None:
+            self._fallbacks[operation.ref] = result.fallback
+        return result
 
-    def _route(self, operation: Operation, now: float) -> Verdict:
+    def _route(self, operation: Operation, now: float) -> ApplyResult:
         """Nothing is left to do where a request was routed to."""
         control = operation.control
         assert isinstance(control, Route)
         if self._name in control.targets:
-            return Verdict("completed")
+            return ApplyResult("completed")
         if self._name in control.fallback:
-            return Verdict("completed", fallback=self._name)
-        return Verdict("rejected", "not_this_engine", f"this is {self._name}")
+            return ApplyResult("completed", fallback=self._name)
+        return ApplyResult("rejected", "not_this_engine", f"this is {self._name}")
 
     def _end(self, operation: Ref, status: str, reason: str, detail: str = "") -> None:
         """An operation that was accepted has ended."""

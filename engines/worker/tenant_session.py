@@ -16,7 +16,7 @@ from hear.blocks import HASH_BYTES
 from hear.delivery import Sequencer
 from hear.errors import EngineError
 from hear.intake import Answer, Intake, Step
-from hear.interfaces import EngineBackend, Report, SnapshotProvider, Verdict
+from hear.interfaces import ApplyResult, EngineBackend, Report, SnapshotProvider
 from hear.messages import (
     BlocksStored,
     CapabilitiesReported,
@@ -118,17 +118,17 @@ class TenantSession:
         for answer in step.answers:
             self.answer(answer)
         for operation in step.apply:
-            verdict = self._apply(operation)
-            if verdict is None:
+            result = self._apply(operation)
+            if result is None:
                 self._intake.handed_over(operation)
             else:
-                self._carry_out(self._intake.applied(operation, verdict))
+                self._carry_out(self._intake.applied(operation, result))
 
-    def _apply(self, operation: Operation) -> Verdict | None:
+    def _apply(self, operation: Operation) -> ApplyResult | None:
         try:
             return self._backend.apply(operation)
         except EngineError as error:
-            return Verdict("failed", "engine_error", str(error))
+            return ApplyResult("failed", "engine_error", str(error))
 
     # -- what the engine does -----------------------------------------------------------------
 
@@ -146,8 +146,8 @@ class TenantSession:
             self._publish(ResidencyChanged(changes=tuple(report.blocks)), self._key)
         if report.queue is not None:
             self._publish(report.queue, self._key)
-        for operation, verdict in report.verdicts:
-            self._carry_out(self._intake.verdict(operation, verdict))
+        for operation, result in report.results:
+            self._carry_out(self._intake.applied_later(operation, result))
         for event in report.operations:
             self._carry_out(self._intake.ended(event))
         for key, outcome in report.requests:

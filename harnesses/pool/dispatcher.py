@@ -22,12 +22,12 @@ from hear.delivery import Sequencer
 from hear.errors import BusError, ConfigError, EngineError, UnservedError
 from hear.intake import Intake, Step
 from hear.interfaces import (
+    ApplyResult,
     Bus,
     InferenceClient,
     InferenceRequest,
     InferenceResult,
     OperationEnded,
-    Verdict,
 )
 from hear.messages import (
     DEFAULT_TENANT,
@@ -306,18 +306,18 @@ class Dispatcher:
                     return engine, True
         return None
 
-    def _apply(self, operation: Operation) -> Verdict:
+    def _apply(self, operation: Operation) -> ApplyResult:
         if isinstance(operation.control, Cancel | Withdraw):
-            return Verdict("completed")  # what it ends was reverted before
+            return ApplyResult("completed")  # what it ends was reverted before
         self._routed_s = trio.current_time()
         held = self._held[operation.key.request or ""]
         if held.engine is not None:
-            return Verdict("rejected", "already_routed", held.engine)
+            return ApplyResult("rejected", "already_routed", held.engine)
         if self._find(operation) is None:
-            return Verdict("rejected", "unknown_engine", f"expected {', '.join(self._engines)}")
+            return ApplyResult("rejected", "unknown_engine", f"expected {', '.join(self._engines)}")
         held.route = operation
         held.routed.set()
-        return Verdict("accepted")
+        return ApplyResult("accepted")
 
     def _revert(self, operation: Operation) -> None:
         held = self._held.get(operation.key.request or "")

@@ -11,8 +11,7 @@ import pytest
 
 from hear import intake
 from hear.app.control_reader import ControlReader
-from hear.arbitration import Arbiter
-from hear.arbitration import Verdict as Claim
+from hear.arbitration import Arbiter, ClaimResult
 from hear.codec import KINDS, encode_body, open_body
 from hear.engines.kv.leases import LeaseBook
 from hear.engines.kv.retention import Retention
@@ -30,7 +29,7 @@ from hear.engines.worker.loop import EngineWorker
 from hear.engines.worker.tenant_session import TenantSession
 from hear.errors import RemoteProtocolError
 from hear.intake import Intake, Step
-from hear.interfaces import Verdict
+from hear.interfaces import ApplyResult
 from hear.messages import (
     DEFAULT_TENANT,
     BlockChange,
@@ -52,7 +51,7 @@ from hear.operation import Operation
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, tuple[Mutant, tuple[str, ...]]] = {}
-DONE = Verdict("completed")
+DONE = ApplyResult("completed")
 
 
 def breaks(*rules: str) -> Callable[[Mutant], Mutant]:
@@ -107,9 +106,9 @@ def a_bound_is_kept_under_the_id_alone(patch: pytest.MonkeyPatch) -> None:
 def a_bound_is_for_those_that_wait(patch: pytest.MonkeyPatch) -> None:
     bound_wait = Controls._bound_wait
 
-    def mutated(self: Controls, operation: Operation, now: float) -> Verdict:
+    def mutated(self: Controls, operation: Operation, now: float) -> ApplyResult:
         waiting = self._waiting(operation)
-        return waiting if isinstance(waiting, Verdict) else bound_wait(self, operation, now)
+        return waiting if isinstance(waiting, ApplyResult) else bound_wait(self, operation, now)
 
     patch.setattr(Controls, "_bound_wait", mutated)
 
@@ -165,7 +164,7 @@ def place_leaves_the_blocks_where_they_were(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-EFFECT-9")
 def the_mode_is_another(patch: pytest.MonkeyPatch) -> None:
-    def mutated(self: Controls, operation: Operation, now: float) -> Verdict:
+    def mutated(self: Controls, operation: Operation, now: float) -> ApplyResult:
         self._requests[operation.tenant, operation.key.request or ""].mode = "another"
         return DONE
 
@@ -198,8 +197,12 @@ def all_weigh_the_same(patch: pytest.MonkeyPatch) -> None:
 def the_first_prevails(patch: pytest.MonkeyPatch) -> None:
     claim = Arbiter.claim
 
-    def mutated(self: Arbiter, place: Any, operation: Operation) -> Claim:
-        return Claim(False, None) if self.holder(place) else claim(self, place, operation)
+    def mutated(self: Arbiter, claim_key: Any, operation: Operation) -> ClaimResult:
+        return (
+            ClaimResult(False, None)
+            if self.holder(claim_key)
+            else claim(self, claim_key, operation)
+        )
 
     patch.setattr(Arbiter, "claim", mutated)
 
@@ -245,9 +248,9 @@ def what_waits_is_released_before_it_is_served(patch: pytest.MonkeyPatch) -> Non
 def a_lease_on_nothing_stands_for_its_time(patch: pytest.MonkeyPatch) -> None:
     retain = Retention.retain
 
-    def kept(self: Retention, operation: Operation, now: float) -> Verdict:
-        verdict = retain(self, operation, now)
-        return Verdict("accepted", standing=True) if verdict.reason == "no_blocks" else verdict
+    def kept(self: Retention, operation: Operation, now: float) -> ApplyResult:
+        result = retain(self, operation, now)
+        return ApplyResult("accepted", standing=True) if result.reason == "no_blocks" else result
 
     patch.setattr(Retention, "retain", kept)
 
@@ -296,7 +299,7 @@ def leases_may_be_longer_than_said(patch: pytest.MonkeyPatch) -> None:
 def a_required_lease_is_promised(patch: pytest.MonkeyPatch) -> None:
     retain = Retention.retain
 
-    def mutated(self: Retention, operation: Operation, now: float) -> Verdict:
+    def mutated(self: Retention, operation: Operation, now: float) -> ApplyResult:
         operation.control = msgspec.structs.replace(operation.control, force="preference")
         return retain(self, operation, now)
 
@@ -320,7 +323,7 @@ def a_lease_outlives_its_release(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LIFE-1", "HEAR-EFFECT-8")
 def what_is_claimed_is_unsupported(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Controls, "_route", lambda self, op, now: Verdict("unsupported"))
+    patch.setattr(Controls, "_route", lambda self, op, now: ApplyResult("unsupported"))
 
 
 @breaks("HEAR-LIFE-1", "HEAR-ONCE-3")
@@ -610,7 +613,7 @@ MUTANTS |= {
 def haste_makes_answers_short(patch: pytest.MonkeyPatch) -> None:
     prioritise = Controls._prioritise
 
-    def mutated(self: Controls, operation: Operation, now: float) -> Verdict:
+    def mutated(self: Controls, operation: Operation, now: float) -> ApplyResult:
         self._requests[operation.tenant, operation.key.request or ""].output_tokens = 1
         return prioritise(self, operation, now)
 

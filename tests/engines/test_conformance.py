@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.testing import RULES, EngineFactory, EngineUnderTest, check_engine, check_rule
-from hear.interfaces import Report, Verdict
+from hear.interfaces import ApplyResult, Report
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -31,9 +31,9 @@ async def test_the_simulated_engine_keeps_the_rule(
     setup: str, id: str, autojump_clock: MockClock
 ) -> None:
     with structlog.testing.capture_logs():
-        verdict = await check_rule(id, SETUPS[setup])
+        result = await check_rule(id, SETUPS[setup])
     in_order = setup == "fcfs" and "prioritise" in RULES[id].needs
-    assert verdict == ("unsupported" if in_order else "kept")
+    assert result == ("unsupported" if in_order else "kept")
 
 
 # -- an engine that can do next to nothing --------------------------------------------------------
@@ -54,9 +54,9 @@ class Attached(SimulatedEngine):
     async def run(self, report: Callable[[Report], None]) -> None:
         await super().run(lambda made: report(replace(made, blocks=[], queue=None)))
 
-    def apply(self, operation: Operation) -> Verdict:
+    def apply(self, operation: Operation) -> ApplyResult:
         if isinstance(operation.control, Cancel | Withdraw):
-            return Verdict("completed")
+            return ApplyResult("completed")
         raise AssertionError("a control that was not claimed came through")
 
 
@@ -79,11 +79,11 @@ async def test_an_engine_without_controls_can_be_put_through_all_rules(
     id: str, autojump_clock: MockClock
 ) -> None:
     rule = RULES[id]
-    verdict = await check_rule(id, attached)
+    result = await check_rule(id, attached)
     if rule.needs:
-        assert verdict == "unsupported"
+        assert result == "unsupported"
     else:
-        assert verdict == ("cannot be checked" if rule.crashes or rule.looks_at else "kept")
+        assert result == ("cannot be checked" if rule.crashes or rule.looks_at else "kept")
 
 
 class SubmitOnly(SimulatedEngine):
@@ -107,14 +107,14 @@ async def test_an_engine_that_takes_priorities_with_requests_keeps_the_rule(
     id: str, autojump_clock: MockClock
 ) -> None:
     with structlog.testing.capture_logs():
-        verdict = await check_rule(id, submit_only)
-    assert verdict == ("unsupported" if "prioritise" in RULES[id].needs else "kept")
+        result = await check_rule(id, submit_only)
+    assert result == ("unsupported" if "prioritise" in RULES[id].needs else "kept")
 
 
 async def test_all_rules_can_be_checked_in_one_call(autojump_clock: MockClock) -> None:
-    verdicts = await check_engine(attached)
-    assert list(verdicts) == list(RULES)
-    assert set(verdicts.values()) == {"kept", "unsupported", "cannot be checked"}
+    results = await check_engine(attached)
+    assert list(results) == list(RULES)
+    assert set(results.values()) == {"kept", "unsupported", "cannot be checked"}
 
 
 async def test_what_cannot_crash_is_not_said_to_survive_it(autojump_clock: MockClock) -> None:

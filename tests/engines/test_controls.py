@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from hear.blocks import chain_all, pack
 from hear.engines.simulated.backend import SimulatedEngine
 from hear.engines.simulated.profile import EngineProfile
-from hear.interfaces import InferenceRequest, InferenceResult, Report, Verdict
+from hear.interfaces import ApplyResult, InferenceRequest, InferenceResult, Report
 from hear.messages import (
     Admit,
     BoundWait,
@@ -61,10 +61,10 @@ class Running:
             deadline_s=1e9,
         )
 
-    def apply(self, control: Control, about: str = "r") -> Verdict:
-        verdict = self.engine.apply(self.operation(control, about))
+    def apply(self, control: Control, about: str = "r") -> ApplyResult:
+        result = self.engine.apply(self.operation(control, about))
         check_engine(self.engine)
-        return verdict
+        return result
 
     async def start(self, id: str, **settings: Any) -> None:
         """Send a request, and go on when the engine has it."""
@@ -109,8 +109,8 @@ async def test_the_bound_of_a_request_that_ran_already_counts_once_it_is_preempt
         await trio.sleep(0.1)
         guarded = run.engine._requests[own("r")]
         assert guarded.state == "running"
-        verdict = run.apply(BoundWait(max_wait_s=0.0, force="requirement"))
-        assert (verdict.status, verdict.reason) == ("completed", "")
+        result = run.apply(BoundWait(max_wait_s=0.0, force="requirement"))
+        assert (result.status, result.reason) == ("completed", "")
         with trio.fail_after(100):
             while not guarded.preemptions:  # noqa: ASYNC110 - nobody tells of it
                 await trio.sleep(0.001)
@@ -133,15 +133,15 @@ async def test_what_is_about_waiting_is_rejected_for_one_that_runs(
     async with running(TWO_TIERS) as run:
         await run.start("r", output_tokens=50)
         await trio.sleep(0.1)
-        verdict = run.apply(control)
-        assert (verdict.status, verdict.reason) == ("rejected", "already_running")
+        result = run.apply(control)
+        assert (result.status, result.reason) == ("rejected", "already_running")
 
 
 @pytest.mark.parametrize("control", [*ABOUT_WAITING, Admit()], ids=lambda c: type(c).__name__)
 async def test_what_is_about_no_request_fails(control: Control, autojump_clock: MockClock) -> None:
     async with running(TWO_TIERS) as run:
-        verdict = run.apply(control, "nobody")
-        assert (verdict.status, verdict.reason) == ("failed", "request_gone")
+        result = run.apply(control, "nobody")
+        assert (result.status, result.reason) == ("failed", "request_gone")
 
 
 async def test_a_guard_that_was_reverted_is_not_reported_when_its_request_starts(
@@ -171,8 +171,8 @@ async def test_a_hold_on_one_that_has_waited_out_its_bound_is_outranked(
         run.apply(BoundWait(max_wait_s=0.0, force="requirement"))
         await trio.sleep(0.1)
         for force in ("preference", "requirement"):
-            verdict = run.apply(Hold(force=force))
-            assert (verdict.status, verdict.reason) == ("rejected", "outranked")
+            result = run.apply(Hold(force=force))
+            assert (result.status, result.reason) == ("rejected", "outranked")
 
 
 async def test_a_required_hold_prevails_over_a_preferred_bound_even_when_that_has_passed(
@@ -239,8 +239,8 @@ async def test_block_hashes_that_make_no_sense_are_malformed(
         "place": Place(tier="cpu", prefix_hashes=hashes),
     }
     async with running(TWO_TIERS) as run:
-        verdict = run.apply(controls[kind])
-        assert (verdict.status, verdict.reason) == ("rejected", "malformed")
+        result = run.apply(controls[kind])
+        assert (result.status, result.reason) == ("rejected", "malformed")
 
 
 async def test_a_lease_follows_its_context_from_turn_to_turn(autojump_clock: MockClock) -> None:
@@ -363,8 +363,8 @@ async def test_retaining_again_renews_even_if_nobody_ended_the_first_lease(
 
 async def put_on_cpu(run: Running, context: str, num_blocks: int) -> None:
     await run.serve(context, num_blocks=num_blocks)
-    verdict = run.apply(Place(tier="cpu"), context)
-    if verdict.status == "accepted":
+    result = run.apply(Place(tier="cpu"), context)
+    if result.status == "accepted":
         assert (await run.wait_for(f"op{run.count}")).status == "completed"
     cache = run.engine.cache
     assert cache.match(hashes_of(context, num_blocks), num_blocks) == (0, num_blocks)
@@ -386,8 +386,8 @@ async def test_blocks_in_use_are_not_taken_from_the_gpu(autojump_clock: MockCloc
     async with running(TWO_TIERS) as run:
         await run.start("a", num_blocks=2, output_tokens=50)
         await trio.sleep(0.05)
-        verdict = run.apply(Place(tier="cpu"), "a")
-        assert (verdict.status, verdict.reason) == ("rejected", "in_use")
+        result = run.apply(Place(tier="cpu"), "a")
+        assert (result.status, result.reason) == ("rejected", "in_use")
 
 
 async def test_a_place_that_is_overtaken_by_a_request_fails_and_does_not_say_completed(
@@ -418,8 +418,8 @@ async def test_a_move_down_that_is_overtaken_by_a_new_computation_fails(
 async def test_preparing_what_is_nowhere_needs_leave_to_compute(autojump_clock: MockClock) -> None:
     async with running(TWO_TIERS) as run:
         named = pack(hashes_of("new", 3))
-        verdict = run.apply(Prepare(prefix_hashes=named), "new")
-        assert (verdict.status, verdict.reason) == ("rejected", "not_resident")
+        result = run.apply(Prepare(prefix_hashes=named), "new")
+        assert (result.status, result.reason) == ("rejected", "not_resident")
         assert run.apply(Prepare(prefix_hashes=named, compute=True), "new").status == "accepted"
         assert (await run.wait_for("op2")).status == "completed"
         assert run.engine.cache.match(hashes_of("new", 3), 3) == (3, 0)
@@ -499,8 +499,8 @@ async def test_what_cannot_be_moved_is_told_why(
 ) -> None:
     async with running(profile(gpu=12, cpu=24, seqs=1, tier="exclusive")) as run:
         await run.serve("a", num_blocks=2)
-        verdict = run.apply(control, "a")
-        assert (verdict.status, verdict.reason) == ("rejected", reason)
+        result = run.apply(control, "a")
+        assert (result.status, result.reason) == ("rejected", reason)
 
 
 # -- route and mode -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hear.engines.worker import tenant_session
 from hear.engines.worker.loop import IDLE_S, EngineWorker
 from hear.engines.worker.operation_log import OperationLog
 from hear.errors import BusError, ConfigError, EngineError
-from hear.interfaces import OperationEnded, Report, Verdict
+from hear.interfaces import ApplyResult, OperationEnded, Report
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -50,7 +50,7 @@ class Backend:
     """Says what it is told to say, and notes what it is asked to do."""
 
     def __init__(self) -> None:
-        self.verdicts: dict[str, Verdict | Exception | None] = {}
+        self.results: dict[str, ApplyResult | Exception | None] = {}
         self.calls: list[tuple[str, str]] = []
         self.expected: list[str | None] = []
         self.chains: list[BlocksStored] = []
@@ -84,13 +84,13 @@ class Backend:
     def residency_known(self) -> bool:
         return self.known
 
-    def apply(self, operation: Operation) -> Verdict | None:
+    def apply(self, operation: Operation) -> ApplyResult | None:
         kind = type(operation.control).__name__
         self.calls.append(("apply", kind))
-        verdict = self.verdicts.get(kind, Verdict("completed"))
-        if isinstance(verdict, Exception):
-            raise verdict
-        return verdict
+        result = self.results.get(kind, ApplyResult("completed"))
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def expect(self, operation: Operation) -> None:
         self.expected.append(operation.key.request)
@@ -296,12 +296,12 @@ async def test_what_came_along_with_a_request_is_taken_in_as_off_the_bus(
         assert b.outcomes("h2") == [("rejected", "wrong_engine")]
 
 
-async def test_a_control_goes_to_the_backend_and_its_verdict_back(
+async def test_a_control_goes_to_the_backend_and_its_result_back(
     autojump_clock: MockClock,
 ) -> None:
     async with bench() as b:
         b.backend.report(arrived("r"))
-        b.backend.verdicts["BoundWait"] = Verdict("accepted", standing=True)
+        b.backend.results["BoundWait"] = ApplyResult("accepted", standing=True)
         done = b.send(Prioritise(priority=1), request="r")
         guard = b.send(BoundWait(max_wait_s=1.0), request="r")
         await b.settle()
@@ -320,7 +320,7 @@ async def test_a_control_that_is_replaced_is_reverted_before_the_new_one_is_appl
 ) -> None:
     async with bench() as b:
         b.backend.report(arrived("r"))
-        b.backend.verdicts["BoundWait"] = Verdict("accepted", standing=True)
+        b.backend.results["BoundWait"] = ApplyResult("accepted", standing=True)
         old = b.send(BoundWait(max_wait_s=1.0), request="r")
         new = b.send(BoundWait(max_wait_s=2.0), request="r")
         await b.settle()
@@ -337,31 +337,31 @@ async def test_a_control_that_is_replaced_is_reverted_before_the_new_one_is_appl
         assert b.backend.calls[-2:] == [("revert", "BoundWait"), ("apply", "Cancel")]
 
 
-async def test_a_backend_may_give_its_verdict_later(autojump_clock: MockClock) -> None:
+async def test_a_backend_may_give_its_result_later(autojump_clock: MockClock) -> None:
     async with bench() as b:
         b.backend.report(arrived("r"))
-        b.backend.verdicts["Prioritise"] = None
+        b.backend.results["Prioritise"] = None
         refused = b.send(Prioritise(priority=1), request="r")
         await b.settle()
         assert b.outcomes(refused) == []
-        b.backend.report(Report(verdicts=[(refused, Verdict("rejected", "already_running"))]))
+        b.backend.report(Report(results=[(refused, ApplyResult("rejected", "already_running"))]))
         await b.settle()
         assert b.outcomes(refused) == [("rejected", "already_running")]
         assert b.worker.num_open == 0
 
 
-async def test_a_verdict_that_does_not_come_is_not_waited_for_beyond_the_deadline(
+async def test_a_result_that_does_not_come_is_not_waited_for_beyond_the_deadline(
     autojump_clock: MockClock,
 ) -> None:
     async with bench() as b:
         b.backend.report(arrived("r"))
-        b.backend.verdicts["Prioritise"] = None
+        b.backend.results["Prioritise"] = None
         deadline_s = trio.current_time() + 2.0
         late = b.send(Prioritise(priority=1, deadline_s=deadline_s), request="r")
         await trio.sleep(2.1)
         assert b.outcomes(late) == [("failed", "deadline")]
         assert b.backend.calls[-1] == ("revert", "Prioritise")
-        b.backend.report(Report(verdicts=[(late, Verdict("completed"))]))
+        b.backend.report(Report(results=[(late, ApplyResult("completed"))]))
         await b.settle()
         assert b.outcomes(late) == [("failed", "deadline")]
 
@@ -381,11 +381,11 @@ async def test_an_error_of_the_backend_is_the_outcome_of_the_control(
 ) -> None:
     async with bench() as b:
         b.backend.report(arrived("r"))
-        b.backend.verdicts["Prioritise"] = EngineError("no answer from the scheduler")
+        b.backend.results["Prioritise"] = EngineError("no answer from the scheduler")
         failed = b.send(Prioritise(priority=1), request="r")
         await b.settle()
         assert b.outcomes(failed) == [("failed", "engine_error")]
-        b.backend.verdicts.clear()
+        b.backend.results.clear()
         fine = b.send(Prioritise(priority=1), request="r")
         await b.settle()
         assert b.outcomes(fine) == [("completed", "")]
@@ -394,7 +394,7 @@ async def test_an_error_of_the_backend_is_the_outcome_of_the_control(
 async def test_a_request_that_ends_takes_its_controls_along(autojump_clock: MockClock) -> None:
     async with bench() as b:
         b.backend.report(arrived("r"))
-        b.backend.verdicts["BoundWait"] = Verdict("accepted", standing=True)
+        b.backend.results["BoundWait"] = ApplyResult("accepted", standing=True)
         guard = b.send(BoundWait(max_wait_s=1.0), request="r")
         await b.settle()
         ended = RequestOutcome(status="failed", reason="client_gone")
@@ -580,7 +580,7 @@ async def test_a_worker_that_lagged_subscribes_anew(autojump_clock: MockClock) -
 
 async def test_a_worker_after_one_that_was_killed_acts_on_nothing_twice(tmp_path: Path) -> None:
     async with bench(operation_log=OperationLog(tmp_path / "e0")) as b:
-        b.backend.verdicts["BoundWait"] = Verdict("accepted", standing=True)
+        b.backend.results["BoundWait"] = ApplyResult("accepted", standing=True)
         b.backend.report(arrived("r"))
         done, standing = b.send(Prioritise(priority=1), "r"), b.send(BoundWait(max_wait_s=9), "r")
         parked = b.send(Prioritise(priority=1), "not there")

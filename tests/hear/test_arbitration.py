@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.arbitration import Arbiter, Place, place_of
+from hear.arbitration import Arbiter, ClaimKey, claim_key_of
 from hear.messages import Axis, Force, Key, Prioritise
 from hear.operation import Operation
 from tests.hear.builders import operation
 
-PLACE: Place = ("order", "r")
+PLACE: ClaimKey = ("order", "r")
 
 
 def ask(source: str, force: Force = "preference", id: str = "op") -> Operation:
@@ -30,14 +30,14 @@ def ask(source: str, force: Force = "preference", id: str = "op") -> Operation:
     ],
 )
 def test_blocks_are_claimed_by_context_and_all_else_by_request(
-    axis: Axis, expected: Place | None
+    axis: Axis, expected: ClaimKey | None
 ) -> None:
-    assert place_of(axis, Key(request="r", context="c", engine="e")) == expected
+    assert claim_key_of(axis, Key(request="r", context="c", engine="e")) == expected
 
 
 def test_nothing_is_claimed_without_a_request_or_context() -> None:
-    assert place_of("order", Key(context="c")) is None
-    assert place_of("retention", Key(request="r")) is None
+    assert claim_key_of("order", Key(context="c")) is None
+    assert claim_key_of("retention", Key(request="r")) is None
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,21 @@ def test_requirement_before_preference_then_rank_then_the_later(
 ) -> None:
     arbiter = Arbiter({"low": 1, "low2": 1, "high": 2})
     arbiter.claim(PLACE, held_by)
-    verdict = arbiter.claim(PLACE, asked_by)
-    assert verdict == (wins, held_by if wins else None)
+    result = arbiter.claim(PLACE, asked_by)
+    assert result == (wins, held_by if wins else None)
     assert arbiter.holder(PLACE) is (asked_by if wins else held_by)
 
 
 def test_claims_on_other_axes_and_keys_do_not_meet() -> None:
     arbiter = Arbiter()
-    places: list[Place] = [("order", "r"), ("order", "r2"), ("wait", "r"), ("retention", "r")]
-    for place in places:
-        assert arbiter.claim(place, ask("p", id=str(place))) == (True, None)
+    claim_keys: list[ClaimKey] = [
+        ("order", "r"),
+        ("order", "r2"),
+        ("wait", "r"),
+        ("retention", "r"),
+    ]
+    for claim_key in claim_keys:
+        assert arbiter.claim(claim_key, ask("p", id=str(claim_key))) == (True, None)
     assert len(arbiter) == 4
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hear.delivery import Outbox, Sequencer
 from hear.intake import Answer, Intake, Step
-from hear.interfaces import OperationEnded, Verdict
+from hear.interfaces import ApplyResult, OperationEnded
 from hear.messages import (
     BoundWait,
     Cancel,
@@ -41,16 +41,16 @@ class Backend:
         self.handed: set[str] = set()
         self.under_way: dict[str, Operation] = {}
 
-    def apply(self, operation: Operation) -> Verdict:
+    def apply(self, operation: Operation) -> ApplyResult:
         assert operation.id not in self.handed, "handed out twice within one epoch"
         assert not operation.terminal, "handed out after its end"
         self.handed.add(operation.id)
         status = self.chance.choice(["completed", "accepted", "accepted", "rejected", "failed"])
         if status == "accepted":
             self.under_way[operation.id] = operation
-            return Verdict("accepted", standing=self.chance.random() < 0.5)
+            return ApplyResult("accepted", standing=self.chance.random() < 0.5)
         assert status in ("completed", "rejected", "failed")
-        return Verdict(status, "said_so")  # type: ignore[arg-type]
+        return ApplyResult(status, "said_so")  # type: ignore[arg-type]
 
     def revert(self, operation: Operation) -> None:
         assert operation.id in self.handed, "undone without having been handed out"

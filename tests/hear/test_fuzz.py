@@ -19,7 +19,7 @@ from hear.engine_view import MAX_REQUESTS, EngineViews, StateRefusedError
 from hear.errors import HearError, LocalProtocolError
 from hear.harness_view import MAX_GAPS, HarnessView
 from hear.intake import Intake
-from hear.interfaces import Verdict
+from hear.interfaces import ApplyResult
 from hear.messages import (
     BlockChange,
     BlocksCleared,
@@ -377,7 +377,7 @@ def test_timers_of_what_was_cancelled_do_not_pile_up() -> None:
         cancel = Cancel(target=f"op{number}")
         step = intake.receive(policy.wrap(cancel, Key(operation=f"end{number}"), 0.0), 0.0)
         [ended] = step.apply
-        intake.applied(ended, Verdict("completed"))
+        intake.applied(ended, ApplyResult("completed"))
     assert intake.open_operations == []
     assert len(intake._timers) <= 1_100
     kept = Prioritise(priority=1, deadline_s=50.0)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hear.intake import DEFAULT_DEADLINE_S, GONE_S, MAX_DEADLINE_S, Intake, Step
-from hear.interfaces import OperationEnded, Verdict
+from hear.interfaces import ApplyResult, OperationEnded
 from hear.messages import (
     Admit,
     BoundWait,
@@ -28,9 +28,9 @@ from hear.operation import Operation
 from tests.hear.builders import envelope
 
 CONTROLS = ("prioritise", "bound_wait", "retain", "release", "prepare", "hold", "admit")
-DONE = Verdict("completed")
-LEASED = Verdict("accepted", standing=True)
-UNDER_WAY = Verdict("accepted")
+DONE = ApplyResult("completed")
+LEASED = ApplyResult("accepted", standing=True)
+UNDER_WAY = ApplyResult("accepted")
 
 Said = list[tuple[str | None, str, str]]
 """Operation, status and reason of each answer."""
@@ -81,11 +81,11 @@ class Driver:
         made = Key(request=request, context=context, context_version=version)
         return self.intake.request_arrived(made, self.now)
 
-    def carry_out(self, step: Step, verdict: Verdict = DONE) -> Said:
-        """Let the backend say ``verdict`` to all that it is handed; returns what is answered."""
+    def carry_out(self, step: Step, result: ApplyResult = DONE) -> Said:
+        """Let the backend say ``result`` to all that it is handed; returns what is answered."""
         answers = said(step)
         for operation in step.apply:
-            answers += said(self.intake.applied(operation, verdict))
+            answers += said(self.intake.applied(operation, result))
         return answers
 
 
@@ -119,8 +119,8 @@ def test_a_control_that_takes_its_time_is_accepted_and_then_completed(driver: Dr
 @pytest.mark.parametrize("status", ["completed", "rejected", "unsupported", "failed"])
 def test_the_outcome_says_what_the_backend_said(driver: Driver, status: OperationStatus) -> None:
     step = driver.send("a", Prioritise(priority=-1), request="r")
-    verdict = Verdict(status, "why", "more", "other")
-    [answer] = driver.intake.applied(step.apply[0], verdict).answers
+    result = ApplyResult(status, "why", "more", "other")
+    [answer] = driver.intake.applied(step.apply[0], result).answers
     assert answer.outcome == OperationOutcome(
         status=status, control="prioritise", reason="why", detail="more", fallback="other"
     )
@@ -138,7 +138,7 @@ def test_a_refusal_after_acceptance_is_a_failure() -> None:
     driver = Driver()
     driver.send("a", Prioritise(priority=-1), request="later")
     step = driver.arrives("later")
-    refused = Verdict("rejected", "already_running")
+    refused = ApplyResult("rejected", "already_running")
     assert driver.carry_out(step, refused) == [("a", "failed", "already_running")]
 
 
@@ -158,7 +158,9 @@ def test_a_control_delivered_again_after_its_end_gets_the_same_answer_and_acts_n
     driver: Driver,
 ) -> None:
     control = Prioritise(priority=-1)
-    driver.carry_out(driver.send("a", control, request="r"), Verdict("rejected", "already_running"))
+    driver.carry_out(
+        driver.send("a", control, request="r"), ApplyResult("rejected", "already_running")
+    )
     again = driver.send("a", control, request="r")
     assert (again.apply, again.revert) == ([], [])
     assert said(again) == [("a", "rejected", "already_running")]
@@ -493,15 +495,17 @@ def test_what_is_replaced_before_it_took_hold_was_not_completed() -> None:
     assert (said(step), ids(step.revert)) == ([("a", "failed", "replaced")], ["a"])
 
 
-@pytest.mark.parametrize("verdict", [Verdict("rejected", "no_room"), Verdict("failed", "broken")])
+@pytest.mark.parametrize(
+    "result", [ApplyResult("rejected", "no_room"), ApplyResult("failed", "broken")]
+)
 @pytest.mark.parametrize(
     "control",
     [Retain(lease_s=9.0, force="requirement"), Prioritise(priority=1, force="requirement")],
 )
 def test_what_the_engine_did_not_do_stands_in_nobodys_way(
-    driver: Driver, control: Control, verdict: Verdict
+    driver: Driver, control: Control, result: ApplyResult
 ) -> None:
-    driver.carry_out(driver.send("a", control, request="r", context="c", source="p"), verdict)
+    driver.carry_out(driver.send("a", control, request="r", context="c", source="p"), result)
     weaker = msgspec.structs.replace(control, force="preference")
     assert ids(driver.send("b", weaker, request="r", context="c", source="q").apply) == ["b"]
 

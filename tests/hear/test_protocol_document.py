@@ -244,7 +244,7 @@ def test_the_codes_that_any_backend_may_use_are_in_the_document() -> None:
 
 def test_the_codes_that_a_pool_gives_are_in_the_document_with_the_statuses_that_it_gives() -> None:
     text = (ROOT / "harnesses" / "pool" / "dispatcher.py").read_text(encoding="utf-8")
-    given = set(re.findall(r'Verdict\("(\w+)", "(\w+)"', text))
+    given = set(re.findall(r'ApplyResult\("(\w+)", "(\w+)"', text))
     given |= set(re.findall(r'status="(\w+)", control="route", reason="(\w+)"', text))
     assert given == {
         ("rejected", "already_routed"),

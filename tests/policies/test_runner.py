@@ -22,7 +22,7 @@ from hear.engine_view import EngineViews
 from hear.errors import BusError, LocalProtocolError
 from hear.harness_view import HarnessView
 from hear.intake import Intake, Step
-from hear.interfaces import Ask, Policy, Verdict
+from hear.interfaces import ApplyResult, Ask, Policy
 from hear.messages import (
     BoundWait,
     Cancel,
@@ -135,8 +135,10 @@ class Engine:
             if not isinstance(operation.control, Cancel | Withdraw):
                 self.effects[operation.id] = operation.control
             standing = isinstance(operation.control, BoundWait | Retain)
-            verdict = Verdict("accepted", standing=True) if standing else Verdict("completed")
-            self._carry_out(self._intake.applied(operation, verdict))
+            result = (
+                ApplyResult("accepted", standing=True) if standing else ApplyResult("completed")
+            )
+            self._carry_out(self._intake.applied(operation, result))
 
 
 class Stage:

@@ -19,7 +19,7 @@ from hear.engines.vllm.holdings import GPU
 from hear.engines.vllm.identity import Tenants
 from hear.engines.vllm.launch.server import VllmServer
 from hear.errors import EngineError
-from hear.interfaces import InferenceRequest, InferenceResult, Report, Verdict
+from hear.interfaces import ApplyResult, InferenceRequest, InferenceResult, Report
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -126,13 +126,13 @@ class AttachedEngine:
 
     # -- controls and requests ----------------------------------------------------------------
 
-    def apply(self, operation: Operation) -> Verdict:
+    def apply(self, operation: Operation) -> ApplyResult:
         """Take a priority for a request that is about to be sent."""
         control = operation.control
         if isinstance(control, Cancel | Withdraw):
-            return Verdict("completed")  # what it ends was reverted before
+            return ApplyResult("completed")  # what it ends was reverted before
         if not isinstance(control, Prioritise):
-            return Verdict("unsupported", "unsupported_control")
+            return ApplyResult("unsupported", "unsupported_control")
         return self._client.prioritise(operation, control)
 
     def expect(self, operation: Operation) -> None:

@@ -23,7 +23,7 @@ from hear.engines.vllm.attach.requests import (
 from hear.engines.vllm.attach.watch import Watch
 from hear.engines.vllm.identity import Tenants
 from hear.errors import EngineError
-from hear.interfaces import InferenceRequest, OperationEnded, Report, Verdict
+from hear.interfaces import ApplyResult, InferenceRequest, OperationEnded, Report
 from hear.messages import OperationOutcome, Prioritise, RequestOutcome
 from hear.operation import Operation, Ref
 
@@ -54,15 +54,15 @@ class AttachedClient:
 
     # -- priorities ---------------------------------------------------------------------------
 
-    def prioritise(self, operation: Operation, control: Prioritise) -> Verdict:
+    def prioritise(self, operation: Operation, control: Prioritise) -> ApplyResult:
         """Take a priority for a request that is about to be sent."""
         ref = operation.request_ref
         own = self.requests.get(ref)
         if own is None or own.sent:
-            return Verdict("rejected", "already_submitted")
+            return ApplyResult("rejected", "already_submitted")
         own.priority = control.priority
         self._kept[operation.ref] = ref
-        return Verdict("accepted")
+        return ApplyResult("accepted")
 
     def revert(self, operation: Operation) -> None:
         """Forget the priority of a request that has not been sent yet."""

@@ -31,7 +31,7 @@ from hear.engines.vllm.plugin.queue_copy import QueueCopy
 from hear.engines.vllm.plugin.settings import Settings
 from hear.engines.vllm.upstream_hints import Ride
 from hear.errors import RemoteProtocolError
-from hear.interfaces import OperationEnded, Report, Verdict
+from hear.interfaces import ApplyResult, OperationEnded, Report
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,
@@ -119,7 +119,7 @@ class VllmBackend:
         """Always: the engine's own thread tells of each change."""
         return True
 
-    def apply(self, operation: Operation) -> Verdict | None:
+    def apply(self, operation: Operation) -> ApplyResult | None:
         """Have a control carried out on the engine's thread."""
         self._bridge.command(Command("apply", operation))
         return None
@@ -187,8 +187,8 @@ class VllmBackend:
             moved.setdefault(row.tenant, []).append(row)
         for tenant, rows in moved.items():
             of(tenant).queue = self._queue.move(tenant, rows)
-        for (tenant, operation), verdict in news.verdicts:
-            of(tenant).verdicts.append((operation, verdict))
+        for (tenant, operation), result in news.results:
+            of(tenant).results.append((operation, result))
         for (tenant, operation), outcome in news.operations:
             of(tenant).operations.append(OperationEnded(operation, outcome))
         for key, tenant, ended in news.outcomes:

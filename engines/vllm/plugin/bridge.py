@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import trio
 
 from hear.engines.vllm.upstream_hints import Ride
-from hear.interfaces import Verdict
+from hear.interfaces import ApplyResult
 from hear.messages import Key, OperationOutcome, RequestOutcome
 from hear.operation import Operation, Ref
 
@@ -74,7 +74,7 @@ class News:
     awaiting: list[Ref] = field(default_factory=list)
     hints: list[tuple[str, Ride, Any]] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
-    verdicts: list[tuple[Ref, Verdict]] = field(default_factory=list)
+    results: list[tuple[Ref, ApplyResult]] = field(default_factory=list)
     operations: list[tuple[Ref, OperationOutcome]] = field(default_factory=list)
     outcomes: list[tuple[Key, str, RequestOutcome]] = field(default_factory=list)
     kv_events: list[Any] = field(default_factory=list)

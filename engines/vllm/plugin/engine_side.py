@@ -27,7 +27,7 @@ from hear.engines.vllm.plugin.controls import Controls
 from hear.engines.vllm.plugin.settings import Settings
 from hear.engines.vllm.plugin.standing import Standing
 from hear.engines.vllm.upstream_hints import Ride
-from hear.interfaces import Verdict
+from hear.interfaces import ApplyResult
 from hear.messages import Key, RequestOutcome
 from hear.operation import Operation, Ref
 
@@ -287,15 +287,15 @@ class Plugin:
                 self.controls.revert(operation)
             else:
                 assert operation is not None
-                self._news.verdicts.append((operation.ref, self._apply(operation)))
+                self._news.results.append((operation.ref, self._apply(operation)))
                 self._urgent = True
         self._tell(time.monotonic())
 
-    def _apply(self, operation: Operation) -> Verdict:
+    def _apply(self, operation: Operation) -> ApplyResult:
         try:
             return self.controls.apply(operation, time.monotonic())
         except Exception as error:  # a fault of ours must not take the engine down
-            return Verdict("failed", "engine_error", f"{type(error).__name__}: {error}")
+            return ApplyResult("failed", "engine_error", f"{type(error).__name__}: {error}")
 
     def _tell(self, now: float, *, at_once: bool = False) -> None:
         news = self._news

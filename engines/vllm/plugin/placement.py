@@ -19,7 +19,7 @@ from hear.engines.vllm.holdings import CPU, GPU
 from hear.engines.vllm.plugin.block_index import BlockIndex
 from hear.engines.vllm.plugin.contexts import Contexts, Served
 from hear.engines.vllm.plugin.standing import BACKGROUND, Standing
-from hear.interfaces import Verdict
+from hear.interfaces import ApplyResult
 from hear.messages import Place, Prepare
 from hear.operation import Operation, Ref
 
@@ -73,14 +73,14 @@ class Placement:
         self._jobs: dict[Ref, _Job] = {}
         self.hasher: Any = None
 
-    def begin(self, operation: Operation, now: float) -> Verdict:
+    def begin(self, operation: Operation, now: float) -> ApplyResult:
         """Begin to bring blocks to where a control wants them."""
         control, name = operation.control, operation.context_ref
         assert isinstance(control, Prepare | Place)
         tiers = (control.tier, *control.fallback)
         tier = next((t for t in tiers if t in self._num_blocks), None)
         if tier is None:
-            return Verdict("rejected", "unknown_tier", control.tier)
+            return ApplyResult("rejected", "unknown_tier", control.tier)
         fallback = None if tier == control.tier else tier
         if control.prefix_hashes:
             served = self._contexts.with_blocks(name, unpack_prompt(control.prefix_hashes))
@@ -89,20 +89,20 @@ class Placement:
             served = self._contexts.get(name)
             unknown = "unknown_context", name[1]
         if served is None:
-            return Verdict("rejected", *unknown)
+            return ApplyResult("rejected", *unknown)
         lost = [b for b in served.blocks if not any(self._holds(t, b) for t in self._num_blocks)]
         if lost and not (isinstance(control, Prepare) and control.compute):
             detail = f"{len(lost)} of {len(served.blocks)} blocks"
-            return Verdict("rejected", "not_resident", detail)
+            return ApplyResult("rejected", "not_resident", detail)
         # A prefill needs a block more, for the token after those that are asked for.
         if len(served.blocks) >= min(self._num_blocks[t] for t in (tier, GPU)):
-            return Verdict("rejected", "no_room", f"{len(served.blocks)} blocks")
+            return ApplyResult("rejected", "no_room", f"{len(served.blocks)} blocks")
         job = _Job(operation.ref, tier, served, isinstance(control, Place) and tier != GPU, None)
         if self._missing(job) and (refusal := self._prefill(job)) is not None:
             return refusal
         if job.request is not None or self._unfinished(job):
             self._jobs[operation.ref] = job
-            return Verdict("accepted", fallback=fallback)
+            return ApplyResult("accepted", fallback=fallback)
         return self._finish(job)._replace(fallback=fallback)
 
     def cancel(self, operation: Ref) -> None:
@@ -134,9 +134,9 @@ class Placement:
             if missing:
                 self._end(job.operation, "failed", "not_resident", "evicted before it was there")
                 continue
-            verdict = self._finish(job)
-            status = "completed" if verdict.status == "completed" else "failed"
-            self._end(job.operation, status, verdict.reason, verdict.detail)
+            result = self._finish(job)
+            status = "completed" if result.status == "completed" else "failed"
+            self._end(job.operation, status, result.reason, result.detail)
 
     # -- pieces -------------------------------------------------------------------------------
 
@@ -147,11 +147,11 @@ class Placement:
         """Whether a step that computes some of the blocks has yet to end."""
         return any(map(self._is_computing, job.served.blocks))
 
-    def _prefill(self, job: _Job) -> Verdict | None:
+    def _prefill(self, job: _Job) -> ApplyResult | None:
         served, size = job.served, self._scheduler.hash_block_size
         tokens = served.tokens[: len(served.blocks) * size].tolist()
         if len(tokens) >= self._scheduler.max_model_len - 1:
-            return Verdict("rejected", "no_room", "there is no room for the token after them")
+            return ApplyResult("rejected", "no_room", "there is no room for the token after them")
         request = Request(
             request_id=f"hear-prepare-{job.operation[0]}-{job.operation[1]}",
             prompt_token_ids=[*tokens, _FILLER],
@@ -166,16 +166,16 @@ class Placement:
         self._submit(request, job.operation)
         return None
 
-    def _finish(self, job: _Job) -> Verdict:
+    def _finish(self, job: _Job) -> ApplyResult:
         """The blocks are where they were wanted; a Place also takes them from the first tier."""
         if not job.demote:
-            return Verdict("completed")
+            return ApplyResult("completed")
         pool = self._scheduler.kv_cache_manager.block_pool
         index = BlockIndex.of(pool)
         # There may be several copies of one block.
         held = [block for hash in job.served.blocks for block in index.named(hash).values()]
         if any(block.ref_cnt for block in held):
-            return Verdict("rejected", "in_use", "a request runs on these blocks")
+            return ApplyResult("rejected", "in_use", "a request runs on these blocks")
         pool.evict_blocks({block.block_id for block in held})
         self._sync()
-        return Verdict("completed")
+        return ApplyResult("completed")

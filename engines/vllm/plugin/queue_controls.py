@@ -11,11 +11,11 @@ from heapq import heappop, heappush
 
 from hear.engines.vllm.plugin.standing import Standing
 from hear.engines.vllm.plugin.waiting_queue import WaitingQueue
-from hear.interfaces import Verdict
+from hear.interfaces import ApplyResult
 from hear.messages import Admit, BoundWait, Hold, Prioritise
 from hear.operation import Operation, Ref
 
-DONE = Verdict("completed")
+DONE = ApplyResult("completed")
 ANSWER_WITHIN_S = 0.05
 """How long a request with early controls waits for them; service goes on without them then."""
 
@@ -45,22 +45,22 @@ class QueueControls:
 
     # -- controls -----------------------------------------------------------------------------
 
-    def prioritise(self, operation: Operation, now: float) -> Verdict:
+    def prioritise(self, operation: Operation, now: float) -> ApplyResult:
         """Put a waiting request at a priority."""
         control, standing = operation.control, self._waiting(operation)
         assert isinstance(control, Prioritise)
-        if isinstance(standing, Verdict):
+        if isinstance(standing, ApplyResult):
             return standing
         standing.priority = control.priority
         self._settle(standing)
         return DONE
 
-    def bound_wait(self, operation: Operation, now: float) -> Verdict:
+    def bound_wait(self, operation: Operation, now: float) -> ApplyResult:
         """Bound a request's wait, now or, if it runs, from when it is preempted."""
         control, standing = operation.control, self._find(operation)
         assert isinstance(control, BoundWait)
         if standing is None:
-            return Verdict("failed", "request_gone")
+            return ApplyResult("failed", "request_gone")
         standing.bound_s = control.max_wait_s
         standing.bound_required = control.force == "requirement"
         standing.protected = False
@@ -71,31 +71,31 @@ class QueueControls:
         self._arm(standing.since_s + control.max_wait_s, standing)
         self._settle(standing)
         self.tick(now)
-        return Verdict("accepted", standing=True)
+        return ApplyResult("accepted", standing=True)
 
-    def hold(self, operation: Operation, now: float) -> Verdict:
+    def hold(self, operation: Operation, now: float) -> ApplyResult:
         """Keep a waiting request from being scheduled."""
         control, standing = operation.control, self._waiting(operation)
         assert isinstance(control, Hold)
-        if isinstance(standing, Verdict):
+        if isinstance(standing, ApplyResult):
             return standing
         required = control.force == "requirement"
         if standing.protected and (standing.bound_required or not required):
-            return Verdict("rejected", "outranked", "the request has waited out its bound")
+            return ApplyResult("rejected", "outranked", "the request has waited out its bound")
         if not self._take_out(standing):
-            return Verdict("rejected", "not_held", "vLLM has it in hand at this moment")
+            return ApplyResult("rejected", "not_held", "vLLM has it in hand at this moment")
         standing.held_until = now + control.hold_s
         standing.hold_required = required
         self._arm(standing.held_until, standing)
         self._moved(standing)
         return DONE
 
-    def admit(self, operation: Operation, now: float) -> Verdict:
+    def admit(self, operation: Operation, now: float) -> ApplyResult:
         """End a hold."""
         assert isinstance(operation.control, Admit)
         standing = self._find(operation)
         if standing is None:
-            return Verdict("failed", "request_gone")
+            return ApplyResult("failed", "request_gone")
         if standing.held_until is not None:
             self._release(standing)
         return DONE
@@ -167,12 +167,12 @@ class QueueControls:
 
     # -- pieces -------------------------------------------------------------------------------
 
-    def _waiting(self, operation: Operation) -> Standing | Verdict:
+    def _waiting(self, operation: Operation) -> Standing | ApplyResult:
         standing = self._find(operation)
         if standing is None:
-            return Verdict("failed", "request_gone")
+            return ApplyResult("failed", "request_gone")
         if standing.state != "waiting":
-            return Verdict("rejected", "already_running")
+            return ApplyResult("rejected", "already_running")
         return standing
 
     def _settle(self, standing: Standing) -> None:

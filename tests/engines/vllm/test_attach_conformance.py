@@ -38,8 +38,8 @@ async def stand_in() -> AsyncIterator[EngineUnderTest]:
 @pytest.mark.parametrize("id", RULES)
 async def test_an_attached_stand_in_keeps_the_rule(id: str) -> None:
     with structlog.testing.capture_logs(), trio.fail_after(WITHIN_S):
-        verdict = await check_rule(id, stand_in)
-    assert verdict == ("unsupported" if RULES[id].needs else "kept")
+        result = await check_rule(id, stand_in)
+    assert result == ("unsupported" if RULES[id].needs else "kept")
 
 
 class TestOnARealServer:
@@ -67,8 +67,8 @@ class TestOnARealServer:
                 yield engine
 
         with structlog.testing.capture_logs(), trio.fail_after(WITHIN_S):
-            verdict = await check_rule(id, real)
+            result = await check_rule(id, real)
         if RULES[id].needs:
-            assert verdict == "unsupported"
+            assert result == "unsupported"
         else:
-            assert verdict == ("cannot be checked" if id in _BY_CRASH else "kept")
+            assert result == ("cannot be checked" if id in _BY_CRASH else "kept")
