@@ -39,7 +39,7 @@ from hear.app.clock import new_epoch
 from hear.app.supervisor import Part, Supervisor
 from hear.buses.nng.client import connect
 from hear.codec import open_body
-from hear.delivery import Outbox, Sequencer
+from hear.delivery import SenderOperations, Sequencer
 from hear.engine_view import EngineViews
 from hear.engines.worker.loop import EngineWorker
 from hear.engines.worker.operation_log import OperationLog
@@ -352,7 +352,7 @@ async def be_sender(url: str, journal: str, total: float) -> None:
     path = Path(journal)
     issued, ended = _read_journal(path)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    outbox = Outbox(first_retry_s=0.5, max_retry_s=2.0)
+    sender_operations = SenderOperations(first_retry_s=0.5, max_retry_s=2.0)
     sequencer = Sequencer("sender", new_epoch())
     waiting = deque(f"op{number}" for number in range(issued) if f"op{number}" not in ended)
     async with (
@@ -364,7 +364,9 @@ async def be_sender(url: str, journal: str, total: float) -> None:
         while len(ended) < int(total):
             now = trio.current_time()
             news: list[str] = []
-            while len(outbox) + len(news) < MAX_OPEN and (waiting or issued < int(total)):
+            while len(sender_operations) + len(news) < MAX_OPEN and (
+                waiting or issued < int(total)
+            ):
                 if not waiting:
                     # Written before it is said, so that a later incarnation knows of it.
                     first, issued = issued, min(int(total), issued + 500)
@@ -377,24 +379,26 @@ async def be_sender(url: str, journal: str, total: float) -> None:
                     control = Prepare(deadline_s=now + 1e6)
                 key = Key(context=id, engine=ENGINE, operation=id)
                 envelope = sequencer.wrap(control, key, now)
-                outbox.submit(envelope, control, now, now + 1e6)
+                sender_operations.submit(envelope, control, now, now + 1e6)
                 bus.publish(envelope)
-            with trio.move_on_at(outbox.next_due() or now + 1.0):
+            with trio.move_on_at(sender_operations.next_due() or now + 1.0):
                 for envelope in await subscription.receive():
-                    for ask in _hear(envelope, outbox, ended, file):
+                    for ask in _hear(envelope, sender_operations, ended, file):
                         bus.publish(ask)
-            for envelope in outbox.due(trio.current_time())[0]:
+            for envelope in sender_operations.due(trio.current_time())[0]:
                 bus.publish(envelope)
     os.write(file, b"done\n")
     await trio.sleep_forever()
 
 
-def _hear(envelope: Any, outbox: Outbox, ended: set[str], file: int) -> list[Any]:
+def _hear(
+    envelope: Any, sender_operations: SenderOperations, ended: set[str], file: int
+) -> list[Any]:
     message = open_body(envelope)
     if envelope.category == "state":
-        return outbox.hear_epoch(ENGINE, envelope.epoch, trio.current_time())
+        return sender_operations.hear_epoch(ENGINE, envelope.epoch, trio.current_time())
     if isinstance(message, OperationOutcome):
-        moved = outbox.hear(envelope.key, message)
+        moved = sender_operations.hear(envelope.key, message)
         if moved is not None and moved.terminal:
             os.write(file, f"ended {moved.id} {message.status} {message.reason}\n".encode())
             ended.add(moved.id)

@@ -25,9 +25,9 @@ from hear.buses.observe.metrics.exporting import readable
 from hear.buses.observe.metrics.spans import SpanData
 from hear.codec import KINDS
 from hear.delivery import GapDetector
+from hear.engine_operations import Actions, EngineOperations
 from hear.engine_view import EngineViews
 from hear.harness_view import HarnessView
-from hear.intake import Intake, Step
 from hear.interfaces import ApplyResult, OperationEnded
 from hear.messages import Envelope, Key, Message, OperationOutcome, RequestDescribed, RequestOutcome
 from hear.operation import TERMINAL, Operation
@@ -56,7 +56,9 @@ class Messages:
         self._harness = HarnessView(max_requests=100, max_contexts=100)
         self._gaps = GapDetector()
         controls = [name for name, kind in KINDS.items() if kind.category == "control"]
-        self._engine = _Engine(Intake(engine="e0", controls=controls, max_open=50, remember=5_000))
+        self._engine = _Engine(
+            EngineOperations(engine="e0", controls=controls, max_open=50, remember=5_000)
+        )
 
     def __call__(self, frame: bytes) -> None:
         envelope = codec.decode(frame)
@@ -96,7 +98,7 @@ class Messages:
 
 
 class _Engine:
-    """Drives an intake as a worker does, with a backend whose answers the input decides."""
+    """Drives an engine's operations as a worker does, with a backend that the input decides for."""
 
     _RESULTS: Final = (
         ApplyResult("completed"),
@@ -107,8 +109,8 @@ class _Engine:
         ApplyResult("failed", "engine_error"),
     )
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, operations: EngineOperations) -> None:
+        self._operations = operations
         self._now = 0.0
         self._accepted: dict[str, Operation] = {}
         self._ends: dict[str, OperationOutcome] = {}
@@ -117,9 +119,9 @@ class _Engine:
     def control(self, envelope: Envelope) -> None:
         self._choice = crc32(envelope.body)
         self._now += 0.1
-        self._carry_out(self._intake.receive(envelope, self._now))
-        self._carry_out(self._intake.expire(self._now))
-        due = self._intake.next_expiry()
+        self._carry_out(self._operations.receive(envelope, self._now))
+        self._carry_out(self._operations.expire(self._now))
+        due = self._operations.next_expiry()
         if due is not None and due <= self._now:
             raise BrokenPromiseError(f"what was due at {due} has not ended at {self._now}")
 
@@ -127,25 +129,25 @@ class _Engine:
         """Requests come and go as messages say."""
         request = envelope.key.request
         if isinstance(message, RequestDescribed) and request is not None:
-            self._carry_out(self._intake.request_arrived(envelope.key, self._now))
+            self._carry_out(self._operations.request_arrived(envelope.key, self._now))
         elif isinstance(message, RequestOutcome) and request is not None:
-            self._carry_out(self._intake.request_ended(request, self._now))
+            self._carry_out(self._operations.request_ended(request, self._now))
         elif isinstance(message, OperationOutcome) and self._accepted:
             operation = self._accepted.pop(next(iter(self._accepted)))
             end = OperationOutcome(status="completed")
-            self._carry_out(self._intake.ended(OperationEnded(operation.id, end)))
+            self._carry_out(self._operations.ended(OperationEnded(operation.id, end)))
 
-    def _carry_out(self, step: Step) -> None:
-        for operation in step.revert:
+    def _carry_out(self, actions: Actions) -> None:
+        for operation in actions.revert:
             self._accepted.pop(operation.id, None)
-        for answer in step.answers:
+        for answer in actions.outcomes:
             self._note(answer.key.operation, answer.outcome)
-        for operation in step.apply:
+        for operation in actions.apply:
             result = self._RESULTS[self._choice % len(self._RESULTS)]
             self._choice //= len(self._RESULTS)
             if result.status == "accepted":
                 self._accepted[operation.id] = operation
-            self._carry_out(self._intake.applied(operation, result))
+            self._carry_out(self._operations.applied(operation, result))
 
     def _note(self, operation: str | None, outcome: OperationOutcome) -> None:
         if operation is None:

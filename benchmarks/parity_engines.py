@@ -25,7 +25,7 @@ from hear.operation import Ref
 
 
 @dataclass(slots=True)
-class Step:
+class Actions:
     """What an engine did in one step, each in its order.
 
     ``shares`` are tokens by request, ``admitted`` those that came from the queue with the tokens
@@ -46,7 +46,7 @@ class Stepped(Protocol):
         """A request comes; ``hashes`` are those of its full blocks, output included."""
         ...
 
-    def step(self) -> Step | None:
+    def step(self) -> Actions | None:
         """Go one step; None if there was nothing to do."""
         ...
 
@@ -87,7 +87,7 @@ class Simulated:
         self._came += 1
         self._scheduler.add(request)
 
-    def step(self) -> Step | None:
+    def step(self) -> Actions | None:
         """Go one step."""
         self._now += 1.0
         self._scheduler.victims.clear()
@@ -96,7 +96,7 @@ class Simulated:
         plan = self._scheduler.schedule(self._now)
         if plan is None:
             return None
-        step = Step(preempted=list(self._scheduler.victims))
+        step = Actions(preempted=list(self._scheduler.victims))
         step.shares = [(request.id, share) for request, share in plan.shares]
         step.admitted = [
             (request.id, request.computed)
@@ -207,7 +207,7 @@ class Real:
             )
         )
 
-    def step(self) -> Step | None:
+    def step(self) -> Actions | None:
         """Go one step. One without tokens, which only preempts, is taken together with the next."""
         scheduler = self.scheduler
         self._victims.clear()
@@ -220,7 +220,7 @@ class Real:
             if len(self._victims) == came:
                 return None
         shares = output.num_scheduled_tokens
-        step = Step(shares=list(shares.items()), preempted=list(self._victims))
+        step = Actions(shares=list(shares.items()), preempted=list(self._victims))
         for name, share in shares.items():
             if name not in running or name in step.preempted:
                 step.admitted.append((name, scheduler.requests[name].num_computed_tokens - share))

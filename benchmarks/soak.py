@@ -35,8 +35,8 @@ SPARE: Final = 64
 GROWTH: Final = 1.25
 
 BOUNDED: Final = {
-    "Intake._ended": "ends of operations, the last 65,536",
-    "Intake._versions": "versions of contexts, the last 65,536",
+    "EngineOperations._ended": "ends of operations, the last 65,536",
+    "EngineOperations._versions": "versions of contexts, the last 65,536",
     "HarnessView._seen": "ids of messages, the last 65,536",
     "HarnessView._completed": "requests that have completed, the last 100,000",
     "GapDetector._heard": "channels of messages",
@@ -56,7 +56,7 @@ BOUNDED: Final = {
     "EngineView._asked_s": "engines that were heard of",
     "EngineView._heard_s": "engines that were heard of",
     "ResidencyDirectory._tiers": "engines that were heard of",
-    "Outbox._epochs": "engines that were heard of, the last 4,096",
+    "SenderOperations._epochs": "engines that were heard of, the last 4,096",
     "PolicyRunner._engines": "engines that were heard of, the last 4,096",
     "MemoryBus._providers": "five a tenant of an engine, which has at most 256",
     "Sequencer._seqs": "what a source says to a tenant of an engine, which has at most 256",
@@ -64,8 +64,8 @@ BOUNDED: Final = {
     "HarnessView.contexts": "contexts of which something was heard within six hours",
     "HarnessView._closed": "contexts that were closed of late",
     "ServedContext.blocks": "contexts that an engine remembers",
-    "Intake._gone": "requests that ended within a minute before the last one",
-    "Outbox._timers": "as many as it has operations open, and 1,024",
+    "EngineOperations._gone": "requests that ended within a minute before the last one",
+    "SenderOperations._timers": "as many as it has operations open, and 1,024",
     "Contexts._served": "contexts that an engine remembers, the last 100,000",
     "SharedPrefixes._rows": "contexts that an engine remembers",
     "SharedPrefixes._beginning": "contexts that an engine remembers",

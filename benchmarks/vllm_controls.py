@@ -11,7 +11,7 @@ import trio
 from hear.app.clock import new_epoch
 from hear.app.connection import connected
 from hear.codec import open_body
-from hear.delivery import Outbox, Sequencer
+from hear.delivery import SenderOperations, Sequencer
 from hear.errors import EngineError
 from hear.interfaces import Bus, InferenceClient, InferenceRequest, Subscription
 from hear.messages import Control, Envelope, Key, OperationOutcome, Prioritise, Retain
@@ -125,11 +125,11 @@ async def flood(url: str, engine: str, seconds: float, rate: int) -> int:
     """Send controls at a rate, count how each ends, and print what came of it as JSON.
 
     They are of two kinds in turns: priorities of requests that are not there, which the engine's
-    intake keeps until their deadline, and leases of a context, which its scheduler has to look at.
+    engine keeps until their deadline, and leases of a context, which its scheduler has to look at.
     As every sender does, it says again what has not been answered.
     """
     sent: set[str] = set()
-    outbox = Outbox()
+    sender_operations = SenderOperations()
     ends: dict[str, set[str]] = {}
     sequencer = Sequencer("flood", new_epoch())
     async with (
@@ -150,7 +150,7 @@ async def flood(url: str, engine: str, seconds: float, rate: int) -> int:
                     operation = envelope.key.operation or ""
                     if operation not in sent or not isinstance(outcome, OperationOutcome):
                         continue
-                    outbox.hear(envelope.key, outcome)
+                    sender_operations.hear(envelope.key, outcome)
                     if outcome.status in TERMINAL:
                         # To what is said again an engine gives the same answer again.
                         ends.setdefault(operation, set()).add(outcome.status)
@@ -167,13 +167,13 @@ async def flood(url: str, engine: str, seconds: float, rate: int) -> int:
                 envelope = sequencer.wrap(control, key, now)
                 bus.publish(envelope)
                 if engine != NOBODY:
-                    outbox.submit(envelope, control, now, now + LAST_S)
+                    sender_operations.submit(envelope, control, now, now + LAST_S)
             await trio.sleep(_TICK_S)
         if engine != NOBODY:
             with trio.move_on_after(LAST_S):
                 unanswered: deque[Envelope] = deque()
                 while len(ends) < len(sent):
-                    unanswered += outbox.due(trio.current_time())[0]
+                    unanswered += sender_operations.due(trio.current_time())[0]
                     for _ in range(min(len(unanswered), int(rate * _TICK_S))):
                         bus.publish(unanswered.popleft())
                     heard = trio.Event()

@@ -28,7 +28,7 @@ from rich.progress import track
 # Run as a script, Python looks for modules in this folder and not in the one above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.parity_engines import Real, Simulated, Step, Stepped, block_hashes
+from benchmarks.parity_engines import Actions, Real, Simulated, Stepped, block_hashes
 from benchmarks.parity_workload import Workload, make_workload
 from hear.app import output
 from hear.app.console import of_errors
@@ -112,7 +112,7 @@ def _compare(workload: Workload, simulated_engine: Simulated) -> Compared:
     raise AssertionError("both end with None")
 
 
-def steps_of(engine: Stepped, workload: Workload) -> Iterator[Step | None]:
+def steps_of(engine: Stepped, workload: Workload) -> Iterator[Actions | None]:
     """All steps of an engine, None at the end. A request that comes while it is idle starts one.
 
     Raises:

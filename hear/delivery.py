@@ -1,7 +1,7 @@
 """Sequence numbers, gaps and retries, without I/O: the same for every bus.
 
 ``Sequencer`` numbers what one source says. ``GapDetector`` tells a reader what it missed.
-``Outbox`` keeps what a sender of controls is owed an answer for.
+``SenderOperations`` keeps what a sender of controls is owed an answer for.
 """
 
 from collections import OrderedDict
@@ -22,10 +22,10 @@ MAX_SCOPES = 16_384
 """Scopes of which a ``Sequencer`` knows the last number: the ones that were spoken in last."""
 
 MAX_ENGINES = 4_096
-"""Engines of which an ``Outbox`` knows the epoch: the ones that were heard last."""
+"""Engines of which an ``SenderOperations`` knows the epoch: the ones that were heard last."""
 
 SPARE_TIMERS = 1024
-"""Outdated timers that an ``Outbox`` keeps beside as many as it has operations open."""
+"""Outdated timers that an ``SenderOperations`` keeps beside as many as it has operations open."""
 
 
 class Sequencer:
@@ -170,7 +170,7 @@ class _Pending:
         return self.answer_by_s if self.operation.phase == "submitted" else self.give_up_s
 
 
-class Outbox:
+class SenderOperations:
     """The sender's side of its operations: what is open, what to send again, what has ended.
 
     A control is sent again, with growing pauses, until any outcome is heard, and whenever there is

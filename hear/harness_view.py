@@ -39,7 +39,7 @@ MAX_SPEAKERS = 8
 
 UNTAKEN_S: Final = 3_600.0
 """How long a request that is ready and that no engine has accepted is kept: as long as an engine
-keeps a control for it (``hear.intake.MAX_DEADLINE_S``)."""
+keeps a control for it (``hear.engine_operations.MAX_DEADLINE_S``)."""
 
 CLOSED_S: Final = 60.0
 """The same of a request whose context was closed."""

@@ -12,10 +12,10 @@ from hear.buses.observe.metrics.collecting import Collecting
 from hear.buses.observe.tap.board import MAX_ENGINES, Board
 from hear.codec import open_body
 from hear.delivery import MAX_ENGINES as MAX_EPOCHS
-from hear.delivery import MAX_SCOPES, Arrival, GapDetector, Outbox, Sequencer
+from hear.delivery import MAX_SCOPES, Arrival, GapDetector, SenderOperations, Sequencer
+from hear.engine_operations import EngineOperations
 from hear.engine_view import EngineViews
 from hear.harness_view import HarnessView
-from hear.intake import Intake
 from hear.interfaces import Ask, Policy
 from hear.messages import (
     CapabilitiesReported,
@@ -265,8 +265,8 @@ def test_the_metrics_end_where_they_began() -> None:
 
 
 def test_the_intake_of_an_engine_ends_where_it_began() -> None:
-    intake = Intake(engine="e", controls=("prioritise", "retain"), remember=10)
-    before = sizes(intake)
+    operations = EngineOperations(engine="e", controls=("prioritise", "retain"), remember=10)
+    before = sizes(operations)
     policy, now = Sequencer("policy"), 0.0
     for number in range(2_000):
         now += 1.0
@@ -276,36 +276,36 @@ def test_the_intake_of_an_engine_ends_where_it_began() -> None:
             (Retain(score=0.5, lease_s=9.0), {"context": f"c{number}", "context_version": 1}),
         ):
             key = Key(**about, engine="e", operation=policy.next_id())
-            intake.receive(policy.wrap(control, key, now), now)
-        intake.request_arrived(Key(request=f"r{number}", context=f"c{number}"), now)
-        intake.request_ended(f"r{number}", now)
-        intake.expire(now)
-    assert intake.expire(now + 4_000.0).answers
-    intake.expire(now + 8_000.0)
-    retains = [op for op in intake.open_operations if isinstance(op.control, Retain)]
+            operations.receive(policy.wrap(control, key, now), now)
+        operations.request_arrived(Key(request=f"r{number}", context=f"c{number}"), now)
+        operations.request_ended(f"r{number}", now)
+        operations.expire(now)
+    assert operations.expire(now + 4_000.0).outcomes
+    operations.expire(now + 8_000.0)
+    retains = [op for op in operations.open_operations if isinstance(op.control, Retain)]
     assert len(retains) == 2_000  # which the backend was handed, and has not answered
-    intake.shut("engine_stopped")
+    operations.shut("engine_stopped")
     remembered = {"_ended._entries": 10, "_gone": 10, "_versions._entries": 10}
     assert {
-        path: size for path, size in sizes(intake).items() if size > before.get(path, 0)
+        path: size for path, size in sizes(operations).items() if size > before.get(path, 0)
     }.keys() <= remembered.keys()
-    assert all(sizes(intake)[path] <= most for path, most in remembered.items())
+    assert all(sizes(operations)[path] <= most for path, most in remembered.items())
 
 
 def test_controls_without_an_end_are_bounded_in_bytes() -> None:
-    intake = Intake(engine="e", controls=("prioritise",), max_open_bytes=100_000)
+    operations = EngineOperations(engine="e", controls=("prioritise",), max_open_bytes=100_000)
     policy = Sequencer("policy")
     answers = []
     for number in range(20):
         key = Key(request=f"r{number}", engine="e", operation=policy.next_id())
         control = Prioritise(priority=-1, reason="x" * 20_000)
-        answers += intake.receive(policy.wrap(control, key, 0.0), 0.0).answers
+        answers += operations.receive(policy.wrap(control, key, 0.0), 0.0).outcomes
     told = [(answer.outcome.status, answer.outcome.reason) for answer in answers]
     assert told == [("accepted", "")] * 4 + [("failed", "overloaded"), ("accepted", "")] * 16
-    assert len(intake.open_operations) == 4  # the oldest gives way to one that is worth as much
-    intake.expire(100.0)
+    assert len(operations.open_operations) == 4  # the oldest gives way to one that is worth as much
+    operations.expire(100.0)
     key = Key(request="r", engine="e", operation=policy.next_id())
-    [answer] = intake.receive(policy.wrap(Prioritise(priority=1), key, 100.0), 100.0).answers
+    [answer] = operations.receive(policy.wrap(Prioritise(priority=1), key, 100.0), 100.0).outcomes
     assert answer.outcome.status == "accepted"
 
 
@@ -326,9 +326,9 @@ def test_a_source_that_speaks_of_ever_new_workflows_uses_no_number_twice() -> No
 
 
 def test_a_policy_remembers_the_epochs_of_so_many_engines() -> None:
-    outbox = Outbox()
+    sender_operations = SenderOperations()
     for number in range(2 * MAX_EPOCHS):
-        outbox.hear_epoch("living", 7, 0.0)
-        outbox.hear_epoch(f"e{number}", 1, 0.0)
-    assert sizes(outbox)["_epochs"] == MAX_EPOCHS
-    assert outbox.epoch_of("living") == 7
+        sender_operations.hear_epoch("living", 7, 0.0)
+        sender_operations.hear_epoch(f"e{number}", 1, 0.0)
+    assert sizes(sender_operations)["_epochs"] == MAX_EPOCHS
+    assert sender_operations.epoch_of("living") == 7

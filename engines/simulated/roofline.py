@@ -4,7 +4,7 @@ from hear.engines.simulated.profile import EngineProfile
 
 
 class Roofline:
-    """Step and transfer times of one engine profile, all in seconds."""
+    """Actions and transfer times of one engine profile, all in seconds."""
 
     def __init__(self, profile: EngineProfile, block_size: int) -> None:
         model, gpu = profile.model, profile.gpu

@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from hear.codec import KINDS, open_body
-from hear.delivery import Outbox, Sequencer
+from hear.delivery import SenderOperations, Sequencer
 from hear.engines.testing.audit import check_applied, check_operation
 from hear.engines.testing.bench import Bench, Call, bench, memory_bus
 from hear.engines.testing.setup import EngineFactory, require
@@ -134,7 +134,7 @@ class _Sender:
         self._b = b
         self.name = name
         self.tenant = tenant
-        self.outbox = Outbox(first_retry_s=0.5)
+        self.sender_operations = SenderOperations(first_retry_s=0.5)
         self.sequencer = Sequencer(name, tenant=tenant)
         self.operations: list[Operation] = []
         self.ends: Counter[str] = Counter()
@@ -145,7 +145,9 @@ class _Sender:
         now = trio.current_time()
         full = Key(engine=self._b.name, operation=self.sequencer.next_id(), **key)  # type: ignore[arg-type]
         envelope = self.sequencer.wrap(control, full, now)
-        self.operations.append(self.outbox.submit(envelope, control, now, now + GIVE_UP_S))
+        self.operations.append(
+            self.sender_operations.submit(envelope, control, now, now + GIVE_UP_S)
+        )
         self._b.bus.publish(envelope)
         self._news.set()
 
@@ -163,23 +165,23 @@ class _Sender:
 
     async def _send_again(self) -> None:
         while True:
-            again, lost = self.outbox.due(trio.current_time())
+            again, lost = self.sender_operations.due(trio.current_time())
             self._end(lost, "failed: no_answer")
             for envelope in again:
                 self._b.bus.publish(envelope)
             self._news = trio.Event()
-            with trio.move_on_at(self.outbox.next_due() or inf):
+            with trio.move_on_at(self.sender_operations.next_due() or inf):
                 await self._news.wait()
 
     def _hear(self, envelope: Envelope) -> None:
         if envelope.category == "state":
             now = trio.current_time()
-            for again in self.outbox.hear_epoch(self._b.name, envelope.epoch, now):
+            for again in self.sender_operations.hear_epoch(self._b.name, envelope.epoch, now):
                 self._b.bus.publish(again)
             return
         message = open_body(envelope)
         if isinstance(message, OperationOutcome):
-            moved = self.outbox.hear(envelope.key, message)
+            moved = self.sender_operations.hear(envelope.key, message)
             if moved is not None and moved.terminal:
                 self._end([moved], f"{moved.phase}: {message.reason}".removesuffix(": "))
 
@@ -276,14 +278,14 @@ async def _calm_down(b: Bench, senders: list[_Sender], calls: list[Call]) -> Non
     )
     for _ in range(2):  # what was under way is sent, and then everybody withdraws on a calm link
         await b.until(
-            lambda: not any(len(sender.outbox) for sender in senders),
+            lambda: not any(len(sender.sender_operations) for sender in senders),
             "each operation ends at its sender",
             patience_s=4 * GIVE_UP_S,
         )
         for sender in senders:
             sender.send(Withdraw())
     await b.until(
-        lambda: not any(len(sender.outbox) for sender in senders),
+        lambda: not any(len(sender.sender_operations) for sender in senders),
         "each Withdraw ends",
         patience_s=4 * GIVE_UP_S,
     )

@@ -2,8 +2,8 @@
 
 The worker owns the bus side of an engine: it drives the backend, reads the controls of all tenants
 and gives each what is its own to a ``TenantSession``. What a control means is decided by
-``hear.intake``; what it does, by the backend. If the bus is lost, the worker goes on without it:
-the engine serves, in its own order, and nobody is told.
+``hear.engine_operations``; what it does, by the backend. If the bus is lost, the worker goes on
+without it: the engine serves, in its own order, and nobody is told.
 """
 
 from collections import deque
@@ -13,10 +13,10 @@ import structlog
 import trio
 
 from hear.app.control_reader import ControlReader
+from hear.engine_operations import Actions
 from hear.engines.worker.operation_log import OperationLog
 from hear.engines.worker.tenant_session import TenantSession
 from hear.errors import BusError, ConfigError, EngineError, LocalProtocolError
-from hear.intake import Step
 from hear.interfaces import Bus, EngineBackend, Report
 from hear.messages import DEFAULT_TENANT, Envelope
 from hear.subjects import token
@@ -286,14 +286,14 @@ class EngineWorker:
             return 0
         return int((trio.current_time() - self._begun_s) * NUMBERS_A_SECOND)
 
-    def _keep(self, tenant: str, step: Step) -> None:
+    def _keep(self, tenant: str, actions: Actions) -> None:
         """Write down what is about to be told and done."""
         if self._operation_log is None:
             return
         try:
-            for answer in step.answers:
+            for answer in actions.outcomes:
                 self._operation_log.note(answer, tenant)
-            for operation in step.apply:
+            for operation in actions.apply:
                 kind = str(operation.control.__struct_config__.tag)
                 self._operation_log.begin(operation.key, kind, tenant)
         except OSError as error:

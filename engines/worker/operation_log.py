@@ -19,8 +19,8 @@ import msgspec
 from hear.app.connection import make_own_folders
 from hear.app.own_files import check_opened, open_new
 from hear.codec import UNREADABLE
+from hear.engine_operations import KeyedOutcome
 from hear.errors import ConfigError
-from hear.intake import Answer
 from hear.messages import DEFAULT_TENANT, Key, OperationOutcome
 
 _LENGTH_BYTES: Final = 4
@@ -60,7 +60,7 @@ class OperationLog:
         self.path = path
         self._remember = remember
         self._begun: dict[tuple[str, str], tuple[Key, str]] = {}  # by tenant and operation
-        self._ended: dict[str, OrderedDict[str, Answer]] = {}  # by tenant
+        self._ended: dict[str, OrderedDict[str, KeyedOutcome]] = {}  # by tenant
         self._num_entries = 0
         make_own_folders(path)
         try:
@@ -75,7 +75,7 @@ class OperationLog:
         """Whose operations have ended."""
         return list(self._ended)
 
-    def ended(self, tenant: str = DEFAULT_TENANT) -> list[Answer]:
+    def ended(self, tenant: str = DEFAULT_TENANT) -> list[KeyedOutcome]:
         """How the operations of a tenant have ended, oldest first."""
         return list(self._ended.get(tenant, {}).values())
 
@@ -88,7 +88,7 @@ class OperationLog:
                 reason="engine_restarted",
                 detail="its worker was lost",
             )
-            self.note(Answer(key, outcome), tenant)
+            self.note(KeyedOutcome(key, outcome), tenant)
 
     def begin(self, key: Key, control: str, tenant: str = DEFAULT_TENANT) -> None:
         """Note an operation that is about to be acted on.
@@ -100,7 +100,7 @@ class OperationLog:
             self._write(_Entry(key, None, control, tenant))
             self._begun[tenant, key.operation] = key, control
 
-    def note(self, answer: Answer, tenant: str = DEFAULT_TENANT) -> None:
+    def note(self, answer: KeyedOutcome, tenant: str = DEFAULT_TENANT) -> None:
         """Note an answer that is about to be told.
 
         Raises:
@@ -136,7 +136,7 @@ class OperationLog:
             raise
         return file
 
-    def _take(self, tenant: str, answer: Answer) -> None:
+    def _take(self, tenant: str, answer: KeyedOutcome) -> None:
         operation = answer.key.operation
         assert operation is not None
         self._begun.pop((tenant, operation), None)
@@ -167,7 +167,7 @@ class OperationLog:
                 ) from error
             self._num_entries += 1
             if entry.outcome is not None:
-                self._take(entry.tenant, Answer(entry.key, entry.outcome))
+                self._take(entry.tenant, KeyedOutcome(entry.key, entry.outcome))
             elif entry.key.operation is not None:
                 self._begun[entry.tenant, entry.key.operation] = entry.key, entry.control
             at = end

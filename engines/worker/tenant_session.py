@@ -1,9 +1,9 @@
 """What one tenant sees of an engine: its controls taken in, its requests and its state told.
 
 A worker has one session for each tenant that it serves. A session owns the tenant's numbering, its
-``Intake`` and the requests of it that are being served, so nothing of one tenant can be met by
-another: an id that is not its own is an id that nobody has. It knows neither other sessions nor the
-bus, only how to send; the epoch is the engine's, and the worker begins each new one.
+``EngineOperations`` and the requests of it that are being served, so nothing of one tenant can be
+met by another: an id that is not its own is an id that nobody has. It knows neither other sessions
+nor the bus, only how to send; the epoch is the engine's, and the worker begins each new one.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from hear.blocks import HASH_BYTES
 from hear.delivery import Sequencer
+from hear.engine_operations import Actions, EngineOperations, KeyedOutcome
 from hear.errors import EngineError
-from hear.intake import Answer, Intake, Step
 from hear.interfaces import ApplyResult, EngineBackend, Report, SnapshotProvider
 from hear.messages import (
     BlocksStored,
@@ -49,10 +49,10 @@ class TenantSession:
         backend: EngineBackend,
         epoch: int,
         ranks: dict[str, int] | None,
-        ended: Iterable[Answer],
+        ended: Iterable[KeyedOutcome],
         endpoint: str,
         send: Callable[[Envelope], None],
-        keep: Callable[[str, Step], None],
+        keep: Callable[[str, Actions], None],
         above: int = 0,
     ) -> None:
         """Open it.
@@ -61,7 +61,7 @@ class TenantSession:
             above: what its messages are numbered from.
             ended: how its operations ended under earlier workers of this engine, oldest first.
             send: publishes an envelope.
-            keep: writes down what a step of this tenant is about to tell and to do.
+            keep: writes down what is about to be told and done for this tenant.
         """
         self.tenant = tenant
         self._engine = engine
@@ -72,7 +72,7 @@ class TenantSession:
         self._key = Key(engine=engine)
         self._sequencer = Sequencer(engine, epoch, tenant, above=above)
         self._asking = Sequencer(f"{engine}/{ASKED}", epoch, tenant, above=above)
-        self._intake = Intake(
+        self._operations = EngineOperations(
             engine=engine,
             controls=backend.capabilities().controls,
             at_submission=backend.capabilities().at_submission,
@@ -87,42 +87,42 @@ class TenantSession:
     @property
     def num_open(self) -> int:
         """Operations without a terminal outcome."""
-        return len(self._intake.open_operations)
+        return len(self._operations.open_operations)
 
     @property
     def idle_since(self) -> float:
         """When it was last used, by trio's clock; ``inf`` while something of it is open."""
-        return inf if self._serving or self._intake.open_operations else self._used_s
+        return inf if self._serving or self._operations.open_operations else self._used_s
 
     # -- controls -----------------------------------------------------------------------------
 
     def take_in(self, envelope: Envelope, now: float) -> None:
         """Take in one control of this tenant."""
         self._used_s = now
-        self._carry_out(self._intake.receive(envelope, now))
+        self._carry_out(self._operations.receive(envelope, now))
 
     def expire(self, now: float) -> None:
         """End what has passed its deadline."""
-        self._carry_out(self._intake.expire(now))
+        self._carry_out(self._operations.expire(now))
 
     def next_expiry(self) -> float | None:
         """When ``expire`` has to be called next."""
-        return self._intake.next_expiry()
+        return self._operations.next_expiry()
 
-    def _carry_out(self, step: Step) -> None:
-        for operation in step.expect:
+    def _carry_out(self, actions: Actions) -> None:
+        for operation in actions.expect:
             self._backend.expect(operation)
-        for operation in step.revert:
+        for operation in actions.revert:
             self._backend.revert(operation)
-        self._keep(self.tenant, step)
-        for answer in step.answers:
+        self._keep(self.tenant, actions)
+        for answer in actions.outcomes:
             self.answer(answer)
-        for operation in step.apply:
+        for operation in actions.apply:
             result = self._apply(operation)
             if result is None:
-                self._intake.handed_over(operation)
+                self._operations.handed_over(operation)
             else:
-                self._carry_out(self._intake.applied(operation, result))
+                self._carry_out(self._operations.applied(operation, result))
 
     def _apply(self, operation: Operation) -> ApplyResult | None:
         try:
@@ -138,7 +138,7 @@ class TenantSession:
         for key in report.arrived:
             assert key.request is not None
             key = self._serving[key.request] = self._at_home(key)
-            self._carry_out(self._intake.request_arrived(key, trio.current_time()))
+            self._carry_out(self._operations.request_arrived(key, trio.current_time()))
         for key, control in report.asked:
             now = trio.current_time()
             self.take_in(self._asking.wrap(control, key, now), now)
@@ -147,15 +147,15 @@ class TenantSession:
         if report.queue is not None:
             self._publish(report.queue, self._key)
         for operation, result in report.results:
-            self._carry_out(self._intake.applied_later(operation, result))
+            self._carry_out(self._operations.applied_later(operation, result))
         for event in report.operations:
-            self._carry_out(self._intake.ended(event))
+            self._carry_out(self._operations.ended(event))
         for key, outcome in report.requests:
             assert key.request is not None
             self._publish(outcome, self._at_home(key))
             if outcome.status != "accepted":
                 self._serving.pop(key.request, None)
-                self._carry_out(self._intake.request_ended(key.request, trio.current_time()))
+                self._carry_out(self._operations.request_ended(key.request, trio.current_time()))
 
     def tell_anew(self, report: Report) -> None:
         """Tell of what a report, of whichever tenant, says of the engine as a whole."""
@@ -173,12 +173,12 @@ class TenantSession:
         self._serving.clear()
         self._sequencer.restart()
         self._asking.restart()
-        self._intake.epoch = self._sequencer.epoch
+        self._operations.epoch = self._sequencer.epoch
         self.introduce()
 
     def shut(self, reason: str) -> None:
         """End every operation that is open."""
-        self._carry_out(self._intake.shut(reason))
+        self._carry_out(self._operations.shut(reason))
 
     # -- what is published --------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class TenantSession:
             self._told_costs = costs
             self._send(self._snapshot(costs))
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: KeyedOutcome) -> None:
         """Tell what became of an operation."""
         self._publish(answer.outcome, self._at_home(answer.key))
 

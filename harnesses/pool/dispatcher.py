@@ -1,10 +1,10 @@
 """A pool: one name in front of several engines, which finds each request the engine to go to.
 
 On the data path it is an ``InferenceClient`` like the engines behind it. On the bus it is a serving
-instance of its own that takes one kind of control, ``Route``: ``hear.intake`` keeps, arbitrates and
-answers them as it does for an engine. A request is held for a few milliseconds, in which policies
-may say where it should go; if none does, or there is no bus, it goes where it would have gone
-without them: to the engines in turn. It must not know what makes an engine a good choice.
+instance of its own that takes one kind of control, ``Route``: ``hear.engine_operations`` keeps,
+arbitrates and answers them as it does for an engine. A request is held for a few milliseconds, in
+which policies may say where it should go; if none does, or there is no bus, it goes where it would
+have gone without them: to the engines in turn. It must not know what makes an engine a good choice.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from hear.app.control_reader import ControlReader
 from hear.app.nursery import unwrapped
 from hear.delivery import Sequencer
+from hear.engine_operations import Actions, EngineOperations
 from hear.errors import BusError, ConfigError, EngineError, UnservedError
-from hear.intake import Intake, Step
 from hear.interfaces import (
     ApplyResult,
     Bus,
@@ -123,7 +123,9 @@ class Dispatcher:
         self._key = Key(engine=name)
         self._tenant = tenant
         self._sequencer = Sequencer(name, epoch, tenant)
-        self._intake = Intake(engine=name, controls=("route",), ranks=ranks, epoch=epoch)
+        self._operations = EngineOperations(
+            engine=name, controls=("route",), ranks=ranks, epoch=epoch
+        )
         self._route_wait_s = route_wait_s
         self._routed_s = -inf  # when the last route came
         self._settle_s = settle_s
@@ -139,7 +141,7 @@ class Dispatcher:
     @property
     def num_open(self) -> int:
         """Operations without a terminal outcome."""
-        return len(self._intake.open_operations)
+        return len(self._operations.open_operations)
 
     # -- the data path ------------------------------------------------------------------------
 
@@ -165,12 +167,12 @@ class Dispatcher:
             request=request.id, context=request.context, context_version=request.context_version
         )
         try:
-            self._carry_out(self._intake.request_arrived(key, sent_s))
+            self._carry_out(self._operations.request_arrived(key, sent_s))
             await self._wait_for_routes(held)
             result = await self._serve(request, held, on_routed)
         finally:
             del self._held[request.id]
-            self._carry_out(self._intake.request_ended(request.id, trio.current_time()))
+            self._carry_out(self._operations.request_ended(request.id, trio.current_time()))
         return replaced(result, sent_s=sent_s)
 
     async def _serve(
@@ -280,7 +282,7 @@ class Dispatcher:
                     detail=engine,
                     fallback=engine if is_fallback else None,
                 )
-            self._carry_out(self._intake.ended(OperationEnded(route.id, outcome)))
+            self._carry_out(self._operations.ended(OperationEnded(route.id, outcome)))
         return (found[0] if found is not None else self._next_in_turn()), targets
 
     def _next_in_turn(self) -> str:
@@ -324,26 +326,26 @@ class Dispatcher:
         if held is not None and held.route is operation:
             held.route = None
 
-    def _carry_out(self, step: Step) -> None:
-        for operation in step.revert:
+    def _carry_out(self, actions: Actions) -> None:
+        for operation in actions.revert:
             self._revert(operation)
-        for answer in step.answers:
+        for answer in actions.outcomes:
             key = answer.key
             self._publish(answer.outcome, key if key.engine else replace(key, engine=self.name))
-        for operation in step.apply:
-            self._carry_out(self._intake.applied(operation, self._apply(operation)))
+        for operation in actions.apply:
+            self._carry_out(self._operations.applied(operation, self._apply(operation)))
 
     def take_in(self, envelope: Envelope, now: float) -> None:
         """Take in one control."""
-        self._carry_out(self._intake.receive(envelope, now))
+        self._carry_out(self._operations.receive(envelope, now))
 
     def expire(self, now: float) -> None:
         """End what has passed its deadline."""
-        self._carry_out(self._intake.expire(now))
+        self._carry_out(self._operations.expire(now))
 
     def next_expiry(self) -> float | None:
         """When ``expire`` has to be called next."""
-        return self._intake.next_expiry()
+        return self._operations.next_expiry()
 
     # -- the bus ------------------------------------------------------------------------------
 
@@ -373,7 +375,7 @@ class Dispatcher:
                 await trio.sleep_forever()
             finally:
                 self._bus.withdraw_snapshots(subject, self._capabilities)
-                self._carry_out(self._intake.shut("engine_stopped"))
+                self._carry_out(self._operations.shut("engine_stopped"))
                 self._listening = False
                 for held in self._held.values():
                     held.route = None

@@ -27,6 +27,7 @@ from hear.messages.envelope import (
     Message,
 )
 from hear.messages.intent import (
+    Actions,
     ContextClosed,
     ContextForked,
     ContextOpened,
@@ -36,7 +37,6 @@ from hear.messages.intent import (
     RequestDescribed,
     RequestReadinessChanged,
     ReuseExpected,
-    Step,
     WorkflowDescribed,
 )
 from hear.messages.outcome import OperationOutcome, OperationStatus, RequestOutcome, RequestStatus
@@ -63,6 +63,7 @@ __all__ = [
     "AXES",
     "DEFAULT_TENANT",
     "SCHEMA_VERSION",
+    "Actions",
     "Admit",
     "Axis",
     "BlockChange",
@@ -107,7 +108,6 @@ __all__ = [
     "ReuseExpected",
     "Route",
     "RunningRequest",
-    "Step",
     "Tier",
     "TierPressure",
     "WaitingRequest",

@@ -87,7 +87,7 @@ class ReuseExpected(Message, frozen=True, kw_only=True, tag="reuse_expected"):
     predictor: str = ""
 
 
-class Step(Message, frozen=True, kw_only=True, tag="step"):
+class Actions(Message, frozen=True, kw_only=True, tag="step"):
     """A node of a workflow: who runs, after which other steps."""
 
     name: str
@@ -100,7 +100,7 @@ class WorkflowDescribed(Message, frozen=True, kw_only=True, tag="workflow_descri
     """The roles of a workflow and what is known of its step graph."""
 
     roles: tuple[str, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Actions, ...] = ()
 
 
 Intent = (

@@ -22,7 +22,8 @@ from msgspec.structs import replace
 from hear.blocks import unpack
 from hear.codec import open_body
 from hear.compatibility import in_words
-from hear.delivery import Arrival, GapDetector, Outbox, Sequencer
+from hear.delivery import Arrival, GapDetector, SenderOperations, Sequencer
+from hear.engine_operations import DEFAULT_DEADLINE_S
 from hear.engine_view import EngineViews, StateRefusedError
 from hear.errors import (
     BusError,
@@ -32,7 +33,6 @@ from hear.errors import (
     RemoteProtocolError,
 )
 from hear.harness_view import HarnessView
-from hear.intake import DEFAULT_DEADLINE_S
 from hear.interfaces import Ask, Bus, Policy, Subscription
 from hear.messages import (
     DEFAULT_TENANT,
@@ -157,7 +157,7 @@ class PolicyRunner:
         self._tenant = tenant
         self._observed = {self._of_tenant(pattern) for pattern in policy.observes}
         self._sequencer = Sequencer(self.source, epoch, tenant)
-        self._outbox = Outbox()
+        self._open_operations = SenderOperations()
         self._preferences = Preferences()
         self._said_full_s = -inf
         self._h = HarnessView()
@@ -184,7 +184,7 @@ class PolicyRunner:
     @property
     def num_open(self) -> int:
         """Operations of this policy without a terminal outcome; none once ``run`` has ended."""
-        return len(self._outbox)
+        return len(self._open_operations)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until ``stop`` or until the policy fails; then its controls are withdrawn.
@@ -207,12 +207,12 @@ class PolicyRunner:
                             await self._leave(messages)
                     break
                 # What it missed of state it gets anew; and what was answered, if it asks again.
-                self._say_again(self._outbox.ask_again(trio.current_time()))
+                self._say_again(self._open_operations.ask_again(trio.current_time()))
                 task_status = trio.TASK_STATUS_IGNORED
         except BusError as error:
             self._fail(f"lost the bus: {error}")
         finally:
-            self._count_lost(self._outbox.due(inf)[1])
+            self._count_lost(self._open_operations.due(inf)[1])
             self.stopped.set()
 
     def _of_tenant(self, pattern: str) -> str:
@@ -272,13 +272,13 @@ class PolicyRunner:
         for engine in dict.fromkeys([*self._engines, *self._asked]):
             self._send(Ask(Withdraw(reason=f"{self.source} leaves"), Key(engine=engine)))
         with trio.move_on_after(self._leave_limit_s):
-            while len(self._outbox):
+            while len(self._open_operations):
                 await self._hear_next(messages)
         self._bus.set_will(self.source, ())
 
     async def _hear_next(self, messages: Subscription) -> None:
         """Take over what has come, and send again what was not answered in time."""
-        due = self._outbox.next_due()
+        due = self._open_operations.next_due()
         batch: Iterable[Envelope] = ()
         with trio.move_on_at(inf if due is None else due):
             batch = await messages.receive()
@@ -286,7 +286,7 @@ class PolicyRunner:
         for envelope in batch:
             if self._touch_views(partial(self._hear, envelope)):
                 messages.request_snapshot(envelope)
-        again, lost = self._outbox.due(trio.current_time())
+        again, lost = self._open_operations.due(trio.current_time())
         self._count_lost(lost)
         self._say_again(again)
 
@@ -326,9 +326,9 @@ class PolicyRunner:
             known = self._outcomes.knows(envelope)  # who comes late has missed nothing of its own
             if self._outcomes.observe(envelope) is Arrival.GAP and known:
                 engine = envelope.key.engine or envelope.source
-                self._say_again(self._outbox.ask_again(trio.current_time(), engine))
+                self._say_again(self._open_operations.ask_again(trio.current_time(), engine))
         if isinstance(message, OperationOutcome):
-            operation = self._outbox.hear(envelope.key, message)
+            operation = self._open_operations.hear(envelope.key, message)
             if operation is not None and operation.terminal:
                 self.statistics.outcomes[operation.phase] += 1
                 self._warn_of_refusal(message)
@@ -371,7 +371,7 @@ class PolicyRunner:
 
     def _meet(self, engine: str, epoch: int) -> None:
         """Note that an engine is there, in which incarnation."""
-        self._say_again(self._outbox.hear_epoch(engine, epoch, trio.current_time()))
+        self._say_again(self._open_operations.hear_epoch(engine, epoch, trio.current_time()))
         met = self._engines.pop(engine, False) is None
         self._engines[engine] = None
         if met:
@@ -460,11 +460,11 @@ class PolicyRunner:
         if not isinstance(message, Control):
             self._bus.publish(self._sequencer.wrap(message, key, now))
             return
-        if len(self._outbox) >= MAX_OPEN and not self._make_room(message, now):
+        if len(self._open_operations) >= MAX_OPEN and not self._make_room(message, now):
             self.statistics.unasked += 1
             return
         if message.engine_epoch is None:
-            message = replace(message, engine_epoch=self._outbox.epoch_of(key.engine))
+            message = replace(message, engine_epoch=self._open_operations.epoch_of(key.engine))
         key = replace(key, operation=self._sequencer.next_id())
         envelope = self._sequencer.wrap(message, key, now)
         deadline_s = DEFAULT_DEADLINE_S if message.deadline_s is None else message.deadline_s - now
@@ -476,7 +476,7 @@ class PolicyRunner:
         answer_by_s = now + deadline_s + DEFAULT_DEADLINE_S
         give_up_s = now + life_s + DEFAULT_DEADLINE_S
         self._preferences.add(
-            self._outbox.submit(envelope, message, now, give_up_s, answer_by_s=answer_by_s)
+            self._open_operations.submit(envelope, message, now, give_up_s, answer_by_s=answer_by_s)
         )
         self.statistics.controls += 1
         self._bus.publish(envelope)
@@ -501,13 +501,13 @@ class PolicyRunner:
             _log.warning(
                 "policy.asks_too_much",
                 policy=self.source,
-                open=len(self._outbox),
+                open=len(self._open_operations),
                 gave_way=self.statistics.gave_way,
                 unasked=self.statistics.unasked,
                 effect="its least worthy preferences give way",
             )
         required = control.force == "requirement"
-        if len(self._outbox) >= (MAX_REQUIRED if required else 2 * MAX_OPEN):
+        if len(self._open_operations) >= (MAX_REQUIRED if required else 2 * MAX_OPEN):
             return False
         yielding = self._preferences.least(control, self.source)
         if yielding is not None:

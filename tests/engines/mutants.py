@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from hear import intake
+from hear import engine_operations
 from hear.app.control_reader import ControlReader
 from hear.arbitration import Arbiter, ClaimResult
 from hear.codec import KINDS, encode_body, open_body
+from hear.engine_operations import Actions, EngineOperations
 from hear.engines.kv.leases import LeaseBook
 from hear.engines.kv.retention import Retention
 from hear.engines.kv.shared_prefixes import SharedPrefixes
@@ -28,7 +29,6 @@ from hear.engines.simulated.waiting import WaitingQueue
 from hear.engines.worker.loop import EngineWorker
 from hear.engines.worker.tenant_session import TenantSession
 from hear.errors import RemoteProtocolError
-from hear.intake import Intake, Step
 from hear.interfaces import ApplyResult
 from hear.messages import (
     DEFAULT_TENANT,
@@ -178,14 +178,16 @@ def nothing_is_reverted(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-EFFECT-11")
 def anybody_may_cancel(patch: pytest.MonkeyPatch) -> None:
-    cancel = Intake._cancel
+    cancel = EngineOperations._cancel
 
-    def mutated(self: Intake, step: Step, operation: Operation, control: Cancel) -> None:
+    def mutated(
+        self: EngineOperations, actions: Actions, operation: Operation, control: Cancel
+    ) -> None:
         if (target := self._open.get(control.target)) is not None:
             operation.source = target.source
-        cancel(self, step, operation, control)
+        cancel(self, actions, operation, control)
 
-    patch.setattr(Intake, "_cancel", mutated)
+    patch.setattr(EngineOperations, "_cancel", mutated)
 
 
 @breaks("HEAR-CLAIM-1", "HEAR-CLAIM-2", "HEAR-CLAIM-4", "HEAR-CLAIM-6")
@@ -209,16 +211,16 @@ def the_first_prevails(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-CLAIM-7")
 def what_was_refused_stays_in_the_way(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "_drop_claim", lambda self, operation: None)
+    patch.setattr(EngineOperations, "_drop_claim", lambda self, operation: None)
 
 
 @breaks("HEAR-WITHDRAW-1", "HEAR-WITHDRAW-2", "HEAR-WITHDRAW-3")
 def withdraw_in_words_only(patch: pytest.MonkeyPatch) -> None:
-    def mutated(self: Intake, step: Step, operation: Operation) -> None:
+    def mutated(self: EngineOperations, actions: Actions, operation: Operation) -> None:
         self._accept(operation)
-        self._end(step, operation, "completed")
+        self._end(actions, operation, "completed")
 
-    patch.setattr(Intake, "_withdraw", mutated)
+    patch.setattr(EngineOperations, "_withdraw", mutated)
 
 
 # -- leases ---------------------------------------------------------------------------------------
@@ -314,7 +316,7 @@ def what_is_unknown_is_leased(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LEASE-9")
 def a_lease_outlives_its_release(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "_displace", lambda self, step, old, new: None)
+    patch.setattr(EngineOperations, "_displace", lambda self, actions, old, new: None)
     patch.setattr(Retention, "release", lambda self, operation, now: DONE)
 
 
@@ -352,32 +354,32 @@ def the_end_of_a_request_is_told_twice(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-LIFE-2", "HEAR-LIFE-3")
 def the_end_of_a_request_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "request_ended", lambda self, request, now: Step())
+    patch.setattr(EngineOperations, "request_ended", lambda self, request, now: Actions())
 
 
 @breaks("HEAR-LIFE-4", "HEAR-LIFE-6")
 def deadlines_pass_unnoticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "expire", lambda self, now: Step())
-    patch.setattr(Intake, "next_expiry", lambda self: None)
+    patch.setattr(EngineOperations, "expire", lambda self, now: Actions())
+    patch.setattr(EngineOperations, "next_expiry", lambda self: None)
 
 
 @breaks("HEAR-LIFE-5")
 def a_deadline_that_has_passed_is_overlooked(patch: pytest.MonkeyPatch) -> None:
-    receive = Intake.receive
+    receive = EngineOperations.receive
 
-    def mutated(self: Intake, envelope: Envelope, now: float) -> Step:
+    def mutated(self: EngineOperations, envelope: Envelope, now: float) -> Actions:
         control = open_body(envelope) if envelope.kind in KINDS else None
         if isinstance(control, Control):
             control = msgspec.structs.replace(control, deadline_s=None)
             envelope = msgspec.structs.replace(envelope, body=encode_body(control))
         return receive(self, envelope, now)
 
-    patch.setattr(Intake, "receive", mutated)
+    patch.setattr(EngineOperations, "receive", mutated)
 
 
 @breaks("HEAR-LIFE-7", "HEAR-LIFE-8", "HEAR-ONCE-5")
 def nobody_is_told_of_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "shut", lambda self, reason: Step())
+    patch.setattr(EngineOperations, "shut", lambda self, reason: Actions())
 
 
 @breaks("HEAR-LIFE-8", "HEAR-LIFE-9")
@@ -403,11 +405,11 @@ def the_engine_needs_the_bus(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-CAPABILITY-1")
 def an_unknown_kind_is_passed_over(patch: pytest.MonkeyPatch) -> None:
-    receive = Intake.receive
+    receive = EngineOperations.receive
     patch.setattr(
-        Intake,
+        EngineOperations,
         "receive",
-        lambda self, e, now: receive(self, e, now) if e.kind in KINDS else Step(),
+        lambda self, e, now: receive(self, e, now) if e.kind in KINDS else Actions(),
     )
 
 
@@ -418,7 +420,7 @@ def an_unknown_field_is_an_error(patch: pytest.MonkeyPatch) -> None:
             raise RemoteProtocolError("unknown field as_of")
         return open_body(envelope)
 
-    patch.setattr(intake, "open_body", mutated)
+    patch.setattr(engine_operations, "open_body", mutated)
 
 
 @breaks("HEAR-CAPABILITY-3")
@@ -430,57 +432,57 @@ def hashes_are_taken_as_they_come(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("HEAR-ONCE-1", "HEAR-ONCE-3", "HEAR-ONCE-4", "HEAR-ONCE-5")
 def operations_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    receive = Intake.receive
+    receive = EngineOperations.receive
 
-    def mutated(self: Intake, envelope: Envelope, now: float) -> Step:
+    def mutated(self: EngineOperations, envelope: Envelope, now: float) -> Actions:
         self._open.pop(envelope.key.operation or "", None)
         self._ended.drop(envelope.key.operation or "")
         return receive(self, envelope, now)
 
-    patch.setattr(Intake, "receive", mutated)
+    patch.setattr(EngineOperations, "receive", mutated)
 
 
 @breaks("HEAR-ONCE-2")
 def what_comes_again_is_passed_over(patch: pytest.MonkeyPatch) -> None:
-    receive = Intake.receive
+    receive = EngineOperations.receive
     patch.setattr(
-        Intake,
+        EngineOperations,
         "receive",
-        lambda self, e, now: Step() if e.key.operation in self._open else receive(self, e, now),
+        lambda self, e, now: Actions() if e.key.operation in self._open else receive(self, e, now),
     )
 
 
 @breaks("HEAR-EARLY-1", "HEAR-EARLY-2", "HEAR-EARLY-3", "HEAR-LIFE-4", "HEAR-LIFE-7")
 def nothing_is_kept_for_a_request(patch: pytest.MonkeyPatch) -> None:
-    admit = Intake._admit
+    admit = EngineOperations._admit
 
-    def mutated(self: Intake, step: Step, operation: Operation) -> None:
+    def mutated(self: EngineOperations, actions: Actions, operation: Operation) -> None:
         request = operation.key.request
         if request is not None and request not in self._requests:
-            self._end(step, operation, "rejected", "unknown_request")
+            self._end(actions, operation, "rejected", "unknown_request")
         else:
-            admit(self, step, operation)
+            admit(self, actions, operation)
 
-    patch.setattr(Intake, "_admit", mutated)
+    patch.setattr(EngineOperations, "_admit", mutated)
 
 
 @breaks("HEAR-VERSION-1")
 def versions_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "_saw_version", lambda self, key: None)
+    patch.setattr(EngineOperations, "_saw_version", lambda self, key: None)
 
 
 @breaks("HEAR-VERSION-2")
 def a_sibling_makes_a_request_stale(patch: pytest.MonkeyPatch) -> None:
-    check = Intake._check
+    check = EngineOperations._check
 
-    def mutated(self: Intake, operation: Operation) -> tuple[str, str] | None:
+    def mutated(self: EngineOperations, operation: Operation) -> tuple[str, str] | None:
         key = operation.key
         seen = self._versions.get(key.context or "", 0)
         if key.request is not None and (key.context_version or seen) < seen:
             return "stale_version", ""
         return check(self, operation)
 
-    patch.setattr(Intake, "_check", mutated)
+    patch.setattr(EngineOperations, "_check", mutated)
 
 
 # -- tenants --------------------------------------------------------------------------------------
@@ -513,7 +515,7 @@ def operations_are_everybodys(patch: pytest.MonkeyPatch) -> None:
 
     def mutated(self: TenantSession, tenant: str, **settings: Any) -> None:
         make(self, tenant, **settings)
-        self._intake._open = shared
+        self._operations._open = shared
 
     patch.setattr(TenantSession, "__init__", mutated)
 
@@ -566,14 +568,14 @@ def reuse_is_what_was_hoped_for(patch: pytest.MonkeyPatch) -> None:
 
 def _acts_on_intent(act: Callable[[Envelope], Control | None]) -> Mutant:
     def mutate(patch: pytest.MonkeyPatch) -> None:
-        receive = Intake.receive
+        receive = EngineOperations.receive
 
-        def mutated(self: Intake, envelope: Envelope, now: float) -> Step:
+        def mutated(self: EngineOperations, envelope: Envelope, now: float) -> Actions:
             if envelope.category != "intent":
                 return receive(self, envelope, now)
             control = act(envelope)
             if control is None:
-                return Step()
+                return Actions()
             key = msgspec.structs.replace(envelope.key, operation=f"inferred-{envelope.id}")
             kind = str(control.__struct_config__.tag)
             inferred = msgspec.structs.replace(
@@ -586,7 +588,7 @@ def _acts_on_intent(act: Callable[[Envelope], Control | None]) -> Mutant:
             subscription = self._bus.subscribe(patterns, name="curious", capacity=65_536)
             return await self._stack.enter_async_context(subscription)
 
-        patch.setattr(Intake, "receive", mutated)
+        patch.setattr(EngineOperations, "receive", mutated)
         patch.setattr(ControlReader, "_subscribe", subscribe)
 
     return mutate
@@ -651,7 +653,7 @@ MUTANTS["at_submission_and_whenever"] = _at_submission(too=True), ("HEAR-SUBMIT-
 @breaks("HEAR-SUBMIT-1")
 def what_comes_too_late_acts(patch: pytest.MonkeyPatch) -> None:
     _at_submission()(patch)
-    patch.setattr(Intake, "_acts_at_submission", lambda self, operation: False)
+    patch.setattr(EngineOperations, "_acts_at_submission", lambda self, operation: False)
 
 
 @breaks("HEAR-SUBMIT-2")

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from hear.engine_operations import KeyedOutcome
 from hear.engines.worker.operation_log import OperationLog
 from hear.errors import ConfigError
-from hear.intake import Answer
 from hear.messages import Key, OperationOutcome, OperationStatus
 
 
-def answer(id: str, status: OperationStatus = "completed", reason: str = "") -> Answer:
+def answer(id: str, status: OperationStatus = "completed", reason: str = "") -> KeyedOutcome:
     outcome = OperationOutcome(status=status, control="prioritise", reason=reason)
-    return Answer(Key(operation=id, request="r", engine="e0"), outcome)
+    return KeyedOutcome(Key(operation=id, request="r", engine="e0"), outcome)
 
 
 def test_ends_are_known_to_the_next_in_order(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Step times of the roofline, against figures worked out by hand."""
+"""Actions times of the roofline, against figures worked out by hand."""
 
 import pytest
 from hypothesis import given

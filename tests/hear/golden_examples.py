@@ -3,6 +3,7 @@
 from hear.blocks import pack
 from hear.codec import encode_body, kind_of
 from hear.messages import (
+    Actions,
     Admit,
     BlocksCleared,
     BlocksRemoved,
@@ -41,7 +42,6 @@ from hear.messages import (
     ReuseExpected,
     Route,
     RunningRequest,
-    Step,
     Tier,
     TierPressure,
     WaitingRequest,
@@ -88,7 +88,7 @@ MESSAGES: tuple[Message, ...] = (
     ReuseExpected(basis="predicted", probability=0.25, horizon_s=400.0, predictor="session-aware"),
     WorkflowDescribed(
         roles=("planner", "coder"),
-        steps=(Step(name="code", role="coder", after=("plan",), join="any"),),
+        steps=(Actions(name="code", role="coder", after=("plan",), join="any"),),
     ),
     Prioritise(
         force=_REQUIREMENT,

@@ -1,6 +1,6 @@
 """Both ends of an operation, joined by a link that loses, duplicates and reorders.
 
-Two senders with an outbox each, one engine with an intake, and an engine that restarts: its
+Two senders with their operations, one engine with its own, and an engine that restarts: its
 backend alone (the worker fails what was open) or all of it (nobody says anything any more).
 """
 
@@ -9,8 +9,8 @@ from random import Random
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from hear.delivery import Outbox, Sequencer
-from hear.intake import Answer, Intake, Step
+from hear.delivery import SenderOperations, Sequencer
+from hear.engine_operations import Actions, EngineOperations, KeyedOutcome
 from hear.interfaces import ApplyResult, OperationEnded
 from hear.messages import (
     BoundWait,
@@ -63,25 +63,25 @@ class Engine:
     def __init__(self, chance: Random) -> None:
         self.chance = chance
         self.epoch = 1
-        self.answers: list[tuple[int, Answer]] = []
+        self.answers: list[tuple[int, KeyedOutcome]] = []
         self._fresh()
 
     def _fresh(self) -> None:
-        self.intake = Intake(engine="e0", controls=KINDS, ranks={"q": 1})
+        self.operations = EngineOperations(engine="e0", controls=KINDS, ranks={"q": 1})
         self.backend = Backend(self.chance)
         self.ends: dict[str, OperationOutcome] = {}
         self.waiting: list[str] = []
 
-    def carry_out(self, step: Step) -> None:
-        for operation in step.revert:
+    def carry_out(self, actions: Actions) -> None:
+        for operation in actions.revert:
             self.backend.revert(operation)
-        for answer in step.answers:
+        for answer in actions.outcomes:
             self._answer(answer)
-        for operation in step.apply:
-            self.carry_out(self.intake.applied(operation, self.backend.apply(operation)))
-        assert set(self.backend.under_way) <= {op.id for op in self.intake.open_operations}
+        for operation in actions.apply:
+            self.carry_out(self.operations.applied(operation, self.backend.apply(operation)))
+        assert set(self.backend.under_way) <= {op.id for op in self.operations.open_operations}
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: KeyedOutcome) -> None:
         operation = answer.key.operation
         assert operation is not None
         if answer.outcome.status in TERMINAL:
@@ -93,29 +93,29 @@ class Engine:
 
     def does_something(self, now: float) -> None:
         """A request arrives or ends, an operation ends, or time has passed."""
-        self.carry_out(self.intake.expire(now))
+        self.carry_out(self.operations.expire(now))
         what = self.chance.choice(["arrive", "end", "finish", "finish"])
         if what == "arrive":
             request = self.chance.choice(REQUESTS)
             if request not in self.waiting:
                 self.waiting.append(request)
                 key = Key(request=request, context=self.chance.choice(CONTEXTS))
-                self.carry_out(self.intake.request_arrived(key, now))
+                self.carry_out(self.operations.request_arrived(key, now))
         elif what == "end" and self.waiting:
-            self.carry_out(self.intake.request_ended(self.waiting.pop(0), now))
+            self.carry_out(self.operations.request_ended(self.waiting.pop(0), now))
         elif what == "finish" and self.backend.under_way:
             id, _ = self.backend.under_way.popitem()
             status = self.chance.choice(["completed", "failed"])
             assert status in ("completed", "failed")
             outcome = OperationOutcome(status=status, reason="yielded")  # type: ignore[arg-type]
-            self.carry_out(self.intake.ended(OperationEnded(id, outcome)))
+            self.carry_out(self.operations.ended(OperationEnded(id, outcome)))
 
     def restart(self, *, whole: bool) -> None:
         if whole:
             self._fresh()
         else:
             self.backend = Backend(self.chance)
-            self.carry_out(self.intake.shut("engine_restarted"))
+            self.carry_out(self.operations.shut("engine_restarted"))
             self.waiting.clear()
         self.epoch += 1
 
@@ -126,7 +126,7 @@ class Sender:
     def __init__(self, source: str, chance: Random) -> None:
         self.chance = chance
         self.sequencer = Sequencer(source)
-        self.outbox = Outbox()
+        self.sender_operations = SenderOperations()
         self.ids: list[str] = []
         self.ends: list[str] = []
         self.again: list[Envelope] = []
@@ -151,18 +151,18 @@ class Sender:
         if control in about_context:
             key = Key(engine="e0", context=context, context_version=None, operation=id)
         sent = self.sequencer.wrap(control, key, now)
-        self.outbox.submit(sent, control, now, now + 30.0)
+        self.sender_operations.submit(sent, control, now, now + 30.0)
         self.ids.append(id)
         return sent
 
-    def hear(self, epoch: int, answer: Answer, now: float) -> None:
-        self.again += self.outbox.hear_epoch("e0", epoch, now)
-        moved = self.outbox.hear(answer.key, answer.outcome)
+    def hear(self, epoch: int, answer: KeyedOutcome, now: float) -> None:
+        self.again += self.sender_operations.hear_epoch("e0", epoch, now)
+        moved = self.sender_operations.hear(answer.key, answer.outcome)
         if moved is not None and moved.terminal:
             self._ended([moved])
 
     def tick(self, now: float) -> list[Envelope]:
-        again, lost = self.outbox.due(now)
+        again, lost = self.sender_operations.due(now)
         self._ended(lost)
         asked, self.again = self.again, []
         return again + asked
@@ -187,16 +187,16 @@ def test_every_operation_ends_once_and_is_handed_out_once_an_epoch(
     engine = Engine(chance)
     senders = [Sender("p", chance), Sender("q", chance)]
     up: list[Envelope] = []
-    down: list[tuple[int, Answer]] = []
+    down: list[tuple[int, KeyedOutcome]] = []
     now = 0.0
 
-    def deliver_one(link: list[Envelope] | list[tuple[int, Answer]]) -> None:
+    def deliver_one(link: list[Envelope] | list[tuple[int, KeyedOutcome]]) -> None:
         place = chance.randrange(len(link))
         item = link[place] if chance.random() < duplication else link.pop(place)
         if chance.random() < loss:
             return
         if isinstance(item, Envelope):
-            engine.carry_out(engine.intake.receive(item, now))
+            engine.carry_out(engine.operations.receive(item, now))
         else:
             for sender in senders:
                 sender.hear(*item, now)
@@ -220,11 +220,11 @@ def test_every_operation_ends_once_and_is_handed_out_once_an_epoch(
         engine.answers.clear()
 
     for sender in senders:  # the engine falls silent
-        while (due := sender.outbox.next_due()) is not None:
+        while (due := sender.sender_operations.next_due()) is not None:
             sender.tick(due)
         note(f"{sender.ids} ended in the order {sender.ends}")
         assert sorted(sender.ends) == sorted(sender.ids)
-        assert not sender.outbox.open_operations
+        assert not sender.sender_operations.open_operations
 
 
 @given(seed=st.integers(0, 2**32))
@@ -235,8 +235,8 @@ def test_over_a_good_link_both_ends_agree_on_how_each_operation_ended(seed: int)
     for _ in range(60):
         now += chance.random() / 10
         if chance.random() < 0.5:
-            engine.carry_out(engine.intake.receive(sender.submit(now), now))
-            operations |= {op.id: op for op in sender.outbox.open_operations}
+            engine.carry_out(engine.operations.receive(sender.submit(now), now))
+            operations |= {op.id: op for op in sender.sender_operations.open_operations}
         else:
             engine.does_something(now)
         for epoch, answer in engine.answers:

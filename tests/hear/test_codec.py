@@ -10,6 +10,7 @@ from hear import codec
 from hear.errors import LocalProtocolError, RemoteProtocolError
 from hear.messages import (
     AXES,
+    Actions,
     Category,
     ContextOpened,
     Control,
@@ -18,7 +19,6 @@ from hear.messages import (
     Message,
     Prioritise,
     ResidencyChanged,
-    Step,
 )
 from hear.messages.envelope import MAX_S
 from tests.hear.builders import envelope
@@ -138,7 +138,7 @@ def test_an_envelope_without_a_form_on_the_wire_is_the_callers_error() -> None:
         codec.encode(envelope(ContextOpened(), seq=2**64))
 
 
-@pytest.mark.parametrize("message", [Step(name="part of a message"), Control(), Message()])
+@pytest.mark.parametrize("message", [Actions(name="part of a message"), Control(), Message()])
 def test_what_is_only_part_of_a_message_is_not_one(message: Message) -> None:
     with pytest.raises(LocalProtocolError, match="not a message of the protocol"):
         codec.kind_of(message)

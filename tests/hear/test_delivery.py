@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.delivery import SPARE_TIMERS, Arrival, GapDetector, Outbox, Sequencer
+from hear.delivery import SPARE_TIMERS, Arrival, GapDetector, SenderOperations, Sequencer
 from hear.errors import LocalProtocolError
 from hear.messages import (
     DEFAULT_TENANT,
@@ -208,7 +208,7 @@ def test_a_reader_that_heeds_the_detector_never_believes_what_is_not_so(
             assert believed == source.truth[sent.epoch, sent.seq]
 
 
-# -- Outbox ---------------------------------------------------------------------------------------
+# -- operations of a sender ----------------------------------------------------------------------
 
 
 def control(id: str | None = "p-1-1", engine: str = "e0") -> Envelope:
@@ -216,8 +216,10 @@ def control(id: str | None = "p-1-1", engine: str = "e0") -> Envelope:
     return envelope(Prioritise(priority=1), key, source="p")
 
 
-def submit(outbox: Outbox, sent: Envelope, now: float = 0.0, give_up_s: float = 60.0) -> Operation:
-    return outbox.submit(sent, Prioritise(priority=1), now, give_up_s)
+def submit(
+    sender_operations: SenderOperations, sent: Envelope, now: float = 0.0, give_up_s: float = 60.0
+) -> Operation:
+    return sender_operations.submit(sent, Prioritise(priority=1), now, give_up_s)
 
 
 def outcome(status: OperationStatus) -> OperationOutcome:
@@ -225,23 +227,23 @@ def outcome(status: OperationStatus) -> OperationOutcome:
 
 
 def test_a_control_is_sent_again_with_growing_pauses_until_it_is_given_up() -> None:
-    outbox, sent = Outbox(first_retry_s=1.0, max_retry_s=8.0), control()
-    op = submit(outbox, sent, give_up_s=30.0)
+    sender_operations, sent = SenderOperations(first_retry_s=1.0, max_retry_s=8.0), control()
+    op = submit(sender_operations, sent, give_up_s=30.0)
     times = []
-    while (due := outbox.next_due()) is not None:
-        again, lost = outbox.due(due)
+    while (due := sender_operations.next_due()) is not None:
+        again, lost = sender_operations.due(due)
         times.append(due)
         assert (again, lost) == (([sent], []) if due < 30.0 else ([], [op]))
     assert times == [1.0, 3.0, 7.0, 15.0, 23.0, 30.0]
-    assert (op.phase, len(outbox)) == ("failed", 0)
+    assert (op.phase, len(sender_operations)) == ("failed", 0)
 
 
 def test_a_control_that_nobody_answers_is_sent_again_for_a_day_at_the_longest_pause() -> None:
-    outbox, sent = Outbox(first_retry_s=1.0, max_retry_s=16.0), control()
-    op = submit(outbox, sent, give_up_s=86_400.0)
+    sender_operations, sent = SenderOperations(first_retry_s=1.0, max_retry_s=16.0), control()
+    op = submit(sender_operations, sent, give_up_s=86_400.0)
     times = [0.0]
-    while (due := outbox.next_due()) is not None:
-        _, lost = outbox.due(due)
+    while (due := sender_operations.next_due()) is not None:
+        _, lost = sender_operations.due(due)
         times.append(due)
         assert lost == ([op] if due == 86_400.0 else [])
     assert len(times) > 5_000
@@ -249,37 +251,41 @@ def test_a_control_that_nobody_answers_is_sent_again_for_a_day_at_the_longest_pa
 
 
 def test_asking_again_for_hours_leaves_no_timers_behind() -> None:
-    outbox, sent = Outbox(), control()
-    submit(outbox, sent, give_up_s=86_400.0)
+    sender_operations, sent = SenderOperations(), control()
+    submit(sender_operations, sent, give_up_s=86_400.0)
     for second in range(10_000):
-        assert outbox.ask_again(float(second)) == [sent]
-    assert len(outbox._timers) <= SPARE_TIMERS + 2
+        assert sender_operations.ask_again(float(second)) == [sent]
+    assert len(sender_operations._timers) <= SPARE_TIMERS + 2
 
 
 def test_what_nobody_answers_is_given_up_long_before_what_was_accepted() -> None:
-    outbox, first, second = Outbox(), control("p-1-1"), control("p-1-2")
-    gone = outbox.submit(first, Prioritise(priority=1), 0.0, 86_400.0, answer_by_s=120.0)
-    held = outbox.submit(second, Prioritise(priority=1), 0.0, 86_400.0, answer_by_s=120.0)
-    outbox.hear(second.key, outcome("accepted"))
-    lost = [operation for at in range(0, 200, 10) for operation in outbox.due(float(at))[1]]
+    sender_operations, first, second = SenderOperations(), control("p-1-1"), control("p-1-2")
+    gone = sender_operations.submit(first, Prioritise(priority=1), 0.0, 86_400.0, answer_by_s=120.0)
+    held = sender_operations.submit(
+        second, Prioritise(priority=1), 0.0, 86_400.0, answer_by_s=120.0
+    )
+    sender_operations.hear(second.key, outcome("accepted"))
+    lost = [
+        operation for at in range(0, 200, 10) for operation in sender_operations.due(float(at))[1]
+    ]
     assert lost == [gone]
-    assert (gone.phase, held.phase, len(outbox)) == ("failed", "accepted", 1)
-    assert outbox.due(86_400.0)[1] == [held]
+    assert (gone.phase, held.phase, len(sender_operations)) == ("failed", "accepted", 1)
+    assert sender_operations.due(86_400.0)[1] == [held]
 
 
 def test_nothing_is_sent_before_it_is_due() -> None:
-    outbox = Outbox(first_retry_s=1.0)
-    submit(outbox, control())
-    assert outbox.due(0.999) == ([], [])
-    assert outbox.next_due() == 1.0
+    sender_operations = SenderOperations(first_retry_s=1.0)
+    submit(sender_operations, control())
+    assert sender_operations.due(0.999) == ([], [])
+    assert sender_operations.next_due() == 1.0
 
 
 def test_what_was_accepted_is_not_sent_again_but_still_given_up() -> None:
-    outbox, sent = Outbox(), control()
-    op = submit(outbox, sent)
-    assert outbox.hear(sent.key, outcome("accepted")) is op
-    assert (op.phase, outbox.next_due()) == ("accepted", 60.0)
-    assert outbox.due(60.0) == ([], [op])
+    sender_operations, sent = SenderOperations(), control()
+    op = submit(sender_operations, sent)
+    assert sender_operations.hear(sent.key, outcome("accepted")) is op
+    assert (op.phase, sender_operations.next_due()) == ("accepted", 60.0)
+    assert sender_operations.due(60.0) == ([], [op])
     assert op.phase == "failed"
 
 
@@ -287,74 +293,74 @@ def test_what_was_accepted_is_not_sent_again_but_still_given_up() -> None:
 def test_a_terminal_outcome_ends_an_operation_though_acceptance_was_not_heard(
     status: OperationStatus,
 ) -> None:
-    outbox, sent = Outbox(), control()
-    op = submit(outbox, sent)
-    assert outbox.hear(sent.key, outcome(status)) is op
-    assert (op.phase, len(outbox), outbox.next_due()) == (status, 0, None)
+    sender_operations, sent = SenderOperations(), control()
+    op = submit(sender_operations, sent)
+    assert sender_operations.hear(sent.key, outcome(status)) is op
+    assert (op.phase, len(sender_operations), sender_operations.next_due()) == (status, 0, None)
 
 
 def test_what_is_heard_again_or_after_the_end_moves_nothing() -> None:
-    outbox, sent = Outbox(), control()
-    op = submit(outbox, sent)
-    outbox.hear(sent.key, outcome("accepted"))
-    assert outbox.hear(sent.key, outcome("accepted")) is None
-    outbox.hear(sent.key, outcome("completed"))
+    sender_operations, sent = SenderOperations(), control()
+    op = submit(sender_operations, sent)
+    sender_operations.hear(sent.key, outcome("accepted"))
+    assert sender_operations.hear(sent.key, outcome("accepted")) is None
+    sender_operations.hear(sent.key, outcome("completed"))
     for late in ("accepted", "completed", "failed", "rejected"):
-        assert outbox.hear(sent.key, outcome(late)) is None
+        assert sender_operations.hear(sent.key, outcome(late)) is None
     assert op.phase == "completed"
 
 
 @pytest.mark.parametrize("status", ["rejected", "unsupported"])
 def test_a_refusal_after_acceptance_is_a_failure(status: OperationStatus) -> None:
     """An engine that has forgotten what it accepted, since it restarted, may refuse a duplicate."""
-    outbox, sent = Outbox(), control()
-    op = submit(outbox, sent)
-    outbox.hear(sent.key, outcome("accepted"))
-    assert outbox.hear(sent.key, outcome(status)) is op
-    assert (op.phase, len(outbox)) == ("failed", 0)
+    sender_operations, sent = SenderOperations(), control()
+    op = submit(sender_operations, sent)
+    sender_operations.hear(sent.key, outcome("accepted"))
+    assert sender_operations.hear(sent.key, outcome(status)) is op
+    assert (op.phase, len(sender_operations)) == ("failed", 0)
 
 
 def test_outcomes_of_other_senders_operations_are_ignored() -> None:
-    outbox = Outbox()
-    submit(outbox, control())
-    assert outbox.hear(Key(operation="q-1-1"), outcome("completed")) is None
-    assert outbox.hear(Key(), outcome("completed")) is None
-    assert len(outbox) == 1
+    sender_operations = SenderOperations()
+    submit(sender_operations, control())
+    assert sender_operations.hear(Key(operation="q-1-1"), outcome("completed")) is None
+    assert sender_operations.hear(Key(), outcome("completed")) is None
+    assert len(sender_operations) == 1
 
 
 def test_a_newer_epoch_of_an_engine_has_what_is_open_there_and_nowhere_else_said_again() -> None:
-    outbox, sent = Outbox(), control("p-1-1")
-    here, there = submit(outbox, sent), submit(outbox, control("p-1-2", "e1"))
-    assert outbox.hear_epoch("e0", 3, 0.5) == []
-    assert outbox.hear_epoch("e0", 3, 0.5) == []
-    assert outbox.hear_epoch("e0", 2, 0.5) == []
-    assert outbox.epoch_of("e0") == 3
-    assert outbox.hear_epoch("e0", 4, 0.5) == [sent]
+    sender_operations, sent = SenderOperations(), control("p-1-1")
+    here, there = submit(sender_operations, sent), submit(sender_operations, control("p-1-2", "e1"))
+    assert sender_operations.hear_epoch("e0", 3, 0.5) == []
+    assert sender_operations.hear_epoch("e0", 3, 0.5) == []
+    assert sender_operations.hear_epoch("e0", 2, 0.5) == []
+    assert sender_operations.epoch_of("e0") == 3
+    assert sender_operations.hear_epoch("e0", 4, 0.5) == [sent]
     assert (here.phase, there.phase) == ("submitted", "submitted")
 
 
 def test_what_was_accepted_is_said_again_until_an_answer_comes_if_asked_to() -> None:
-    outbox, sent = Outbox(), control()
-    submit(outbox, sent)
-    outbox.hear(sent.key, outcome("accepted"))
-    quiet = outbox.next_due()
-    assert outbox.ask_again(10.0, "e1") == []
-    assert outbox.ask_again(10.0) == [sent]
-    assert outbox.next_due() == 11.0
-    assert outbox.due(11.0) == ([sent], [])
-    outbox.hear(sent.key, outcome("accepted"))
-    assert outbox.next_due() == quiet
-    assert outbox.ask_again(12.0, "e0") == [sent]
+    sender_operations, sent = SenderOperations(), control()
+    submit(sender_operations, sent)
+    sender_operations.hear(sent.key, outcome("accepted"))
+    quiet = sender_operations.next_due()
+    assert sender_operations.ask_again(10.0, "e1") == []
+    assert sender_operations.ask_again(10.0) == [sent]
+    assert sender_operations.next_due() == 11.0
+    assert sender_operations.due(11.0) == ([sent], [])
+    sender_operations.hear(sent.key, outcome("accepted"))
+    assert sender_operations.next_due() == quiet
+    assert sender_operations.ask_again(12.0, "e0") == [sent]
 
 
 @pytest.mark.parametrize("id", [None, "p-1-1"])
 def test_a_control_needs_an_operation_that_is_not_open(id: str | None) -> None:
-    outbox = Outbox()
-    op = submit(outbox, control())
+    sender_operations = SenderOperations()
+    op = submit(sender_operations, control())
     with pytest.raises(LocalProtocolError, match="expected a new id"):
-        submit(outbox, control(id))
-    assert outbox.open_operations == [op]
-    assert outbox.next_due() == 1.0
+        submit(sender_operations, control(id))
+    assert sender_operations.open_operations == [op]
+    assert sender_operations.next_due() == 1.0
 
 
 def test_ids_are_unlike_those_that_the_same_source_gives_other_tenants() -> None:

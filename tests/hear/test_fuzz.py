@@ -15,10 +15,10 @@ from benchmarks.fuzz_workers import BATCH, Limits, inputs_of, read_all, reduced,
 from hear import codec
 from hear.blocks import pack
 from hear.delivery import Arrival, GapDetector, Sequencer
+from hear.engine_operations import EngineOperations
 from hear.engine_view import MAX_REQUESTS, EngineViews, StateRefusedError
 from hear.errors import HearError, LocalProtocolError
 from hear.harness_view import MAX_GAPS, HarnessView
-from hear.intake import Intake
 from hear.interfaces import ApplyResult
 from hear.messages import (
     BlockChange,
@@ -356,35 +356,35 @@ def test_as_many_moves_as_a_large_cache_has_blocks_are_no_storm() -> None:
 
 def test_a_flood_of_controls_for_a_request_that_never_comes_ends_in_no_time() -> None:
     count = 30_000
-    intake, policy = Intake(engine="e0", controls=["prioritise"]), Sequencer("p")
+    operations, policy = EngineOperations(engine="e0", controls=["prioritise"]), Sequencer("p")
     for number in range(count):
         key = Key(request="never", operation=f"op{number}")
         control = Prioritise(priority=1, deadline_s=1_000.0 - number / count)
-        intake.receive(policy.wrap(control, key, 0.0), 0.0)
+        operations.receive(policy.wrap(control, key, 0.0), 0.0)
     begun = time.process_time()
-    step = intake.expire(2_000.0)
+    actions = operations.expire(2_000.0)
     assert time.process_time() - begun < 3  # with a list to look through it was 15
-    assert [answer.outcome.reason for answer in step.answers] == ["deadline"] * count
-    assert intake.open_operations == []
+    assert [answer.outcome.reason for answer in actions.outcomes] == ["deadline"] * count
+    assert operations.open_operations == []
 
 
 def test_timers_of_what_was_cancelled_do_not_pile_up() -> None:
-    intake, policy = Intake(engine="e0", controls=["prioritise"]), Sequencer("p")
+    operations, policy = EngineOperations(engine="e0", controls=["prioritise"]), Sequencer("p")
     for number in range(5_000):
         control = Prioritise(priority=1, deadline_s=3_000.0)
         key = Key(request="never", operation=f"op{number}")
-        intake.receive(policy.wrap(control, key, 0.0), 0.0)
+        operations.receive(policy.wrap(control, key, 0.0), 0.0)
         cancel = Cancel(target=f"op{number}")
-        step = intake.receive(policy.wrap(cancel, Key(operation=f"end{number}"), 0.0), 0.0)
-        [ended] = step.apply
-        intake.applied(ended, ApplyResult("completed"))
-    assert intake.open_operations == []
-    assert len(intake._timers) <= 1_100
+        actions = operations.receive(policy.wrap(cancel, Key(operation=f"end{number}"), 0.0), 0.0)
+        [ended] = actions.apply
+        operations.applied(ended, ApplyResult("completed"))
+    assert operations.open_operations == []
+    assert len(operations._timers) <= 1_100
     kept = Prioritise(priority=1, deadline_s=50.0)
     for number in range(1_000):  # past a clean-up, what is open still ends in time
-        intake.receive(policy.wrap(kept, Key(request="r", operation=f"k{number}"), 0.0), 0.0)
-    assert intake.next_expiry() == 50.0
-    assert len(intake.expire(50.0).answers) == 1_000
+        operations.receive(policy.wrap(kept, Key(request="r", operation=f"k{number}"), 0.0), 0.0)
+    assert operations.next_expiry() == 50.0
+    assert len(operations.expire(50.0).outcomes) == 1_000
 
 
 def test_what_is_kept_of_one_context_and_of_one_queue_has_a_bound() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hear.delivery import Sequencer
 from hear.harness_view import CLOSED_S, SILENT_S, UNTAKEN_S, ContextView, HarnessView
 from hear.messages import (
+    Actions,
     ContextClosed,
     ContextForked,
     ContextOpened,
@@ -25,7 +26,6 @@ from hear.messages import (
     RequestOutcome,
     RequestReadinessChanged,
     ReuseExpected,
-    Step,
     WorkflowDescribed,
 )
 from tests.hear.builders import envelope
@@ -238,7 +238,7 @@ def test_a_closed_context_is_forgotten(reader: Reader) -> None:
 
 
 def test_workflows_are_kept_by_name(reader: Reader) -> None:
-    described = WorkflowDescribed(roles=("coder",), steps=(Step(name="code", role="coder"),))
+    described = WorkflowDescribed(roles=("coder",), steps=(Actions(name="code", role="coder"),))
     reader.hear(described, workflow="w")
     reader.hear(described, workflow=None)
     assert dict(reader.view.workflows) == {"w": described}
@@ -386,7 +386,7 @@ def test_pauses_and_graphs_are_bounded_in_bytes() -> None:
             name = f"{context}/{turn}"
             reader.hear(RequestDescribed(), request=name, context=f"c{context}", time_s=2.0 * turn)
             reader.hear(COMPLETED, request=name, context=f"c{context}", time_s=2.0 * turn + 1)
-        steps = tuple(Step(name=f"{number:010}") for number in range(1_000))
+        steps = tuple(Actions(name=f"{number:010}") for number in range(1_000))
         reader.hear(WorkflowDescribed(steps=steps), workflow=f"w{context}")
     assert list(reader.view.contexts) == ["c8", "c9"]
     assert 0 < reader.view.workflows.size_bytes <= 100_000

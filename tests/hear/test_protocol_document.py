@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from hear import delivery, intake
+from hear import delivery, engine_operations
 from hear.codec import KINDS
 from hear.delivery import SNAPSHOT_KINDS
 from hear.messages import AXES, SCHEMA_VERSION, Control, Envelope, Key, Message
@@ -177,10 +177,10 @@ _CODE = re.compile(r"[a-z]+(_[a-z]+)*")
 
 
 def reason_codes() -> set[str]:
-    """The reason codes that ``hear.intake`` gives, read off its text, and those in docstrings."""
-    assert intake.__file__ is not None
+    """The reason codes that ``hear.engine_operations`` gives, and those in docstrings."""
+    assert engine_operations.__file__ is not None
     assert delivery.__file__ is not None
-    text = Path(intake.__file__).read_text(encoding="utf-8")
+    text = Path(engine_operations.__file__).read_text(encoding="utf-8")
     codes: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         given: list[ast.expr] = []
@@ -199,7 +199,7 @@ def reason_codes() -> set[str]:
             for constant in _alternatives(expression)
             if isinstance(constant.value, str)
         }
-    for documented in (delivery.Outbox, *(kind.type for kind in KINDS.values())):
+    for documented in (delivery.SenderOperations, *(kind.type for kind in KINDS.values())):
         said = " ".join((documented.__doc__ or "").split())
         codes |= set(re.findall(r"fail(?:s|ed)? (?:here )?(?:as )?``([a-z_]+)``", said))
     return codes
@@ -260,8 +260,8 @@ def test_the_document_is_of_the_version_that_the_code_speaks() -> None:
 
 
 def test_numbers_in_the_document_are_those_of_the_code() -> None:
-    assert f"{intake.DEFAULT_DEADLINE_S:g} s" in TEXT
-    assert f"{intake.MAX_DEADLINE_S:g} s" in TEXT
+    assert f"{engine_operations.DEFAULT_DEADLINE_S:g} s" in TEXT
+    assert f"{engine_operations.MAX_DEADLINE_S:g} s" in TEXT
 
 
 def test_no_message_is_left_out_of_the_table_of_kinds() -> None:

@@ -1,4 +1,4 @@
-"""Which preference gives way: the order is tested with ``Intake``, and here what is forgotten."""
+"""Which preference gives way: the order is tested elsewhere, and here what is forgotten."""
 
 from hear.messages import Cancel, Control, Key, Retain
 from hear.operation import Operation

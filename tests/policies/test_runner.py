@@ -18,10 +18,10 @@ from trio.testing import MockClock
 from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
+from hear.engine_operations import Actions, EngineOperations
 from hear.engine_view import EngineViews
 from hear.errors import BusError, LocalProtocolError
 from hear.harness_view import HarnessView
-from hear.intake import Intake, Step
 from hear.interfaces import ApplyResult, Ask, Policy
 from hear.messages import (
     BoundWait,
@@ -69,7 +69,7 @@ class Script:
 
 
 class Engine:
-    """An engine without an engine: the protocol's own intake, and what is in effect."""
+    """An engine without an engine: the protocol's own operations, and what is in effect."""
 
     def __init__(self, bus: MemoryBus, *, deaf: bool = False) -> None:
         self.deaf = deaf
@@ -78,7 +78,7 @@ class Engine:
         self.effects: dict[str, Message] = {}
         self._bus = bus
         self._sequencer = Sequencer("e")
-        self._intake = Intake(engine="e", controls=CONTROLS)
+        self._operations = EngineOperations(engine="e", controls=CONTROLS)
         for kind, message in (
             ("capabilities_reported", CapabilitiesReported(controls=CONTROLS)),
             ("residency_snapshot", ResidencySnapshot()),
@@ -89,7 +89,7 @@ class Engine:
 
     @property
     def num_open(self) -> int:
-        return len(self._intake.open_operations)
+        return len(self._operations.open_operations)
 
     def _snapshot(self, message: Message) -> Envelope:
         return self._sequencer.wrap_snapshot(message, Key(engine="e"), trio.current_time())
@@ -103,22 +103,22 @@ class Engine:
                     for envelope in await controls.receive():
                         self.heard.append(envelope)
                         if not self.deaf:
-                            self._carry_out(self._intake.receive(envelope, trio.current_time()))
+                            self._carry_out(self._operations.receive(envelope, trio.current_time()))
 
     def accept(self, request: str) -> None:
-        self._carry_out(self._intake.request_arrived(Key(request=request), trio.current_time()))
+        self._carry_out(self._operations.request_arrived(Key(request=request), trio.current_time()))
 
     def end(self, request: str) -> None:
-        self._carry_out(self._intake.request_ended(request, trio.current_time()))
+        self._carry_out(self._operations.request_ended(request, trio.current_time()))
 
     def restart(self, *, forget: bool = False) -> None:
         if forget:
-            self._intake = Intake(engine="e", controls=CONTROLS)
+            self._operations = EngineOperations(engine="e", controls=CONTROLS)
             self.effects.clear()
         else:
-            self._carry_out(self._intake.shut("engine_restarted"))
+            self._carry_out(self._operations.shut("engine_restarted"))
         self._sequencer.restart()
-        self._intake.epoch = self._sequencer.epoch
+        self._operations.epoch = self._sequencer.epoch
         self._bus.publish(self._snapshot(CapabilitiesReported(controls=CONTROLS)))
 
     def say(self, message: Message, key: Key | None = None, *, lose: bool = False) -> None:
@@ -126,19 +126,19 @@ class Engine:
         if not (lose or self.mute):
             self._bus.publish(envelope)
 
-    def _carry_out(self, step: Step) -> None:
-        for operation in step.revert:
+    def _carry_out(self, actions: Actions) -> None:
+        for operation in actions.revert:
             self.effects.pop(operation.id, None)
-        for answer in step.answers:
+        for answer in actions.outcomes:
             self.say(answer.outcome, answer.key)
-        for operation in step.apply:
+        for operation in actions.apply:
             if not isinstance(operation.control, Cancel | Withdraw):
                 self.effects[operation.id] = operation.control
             standing = isinstance(operation.control, BoundWait | Retain)
             result = (
                 ApplyResult("accepted", standing=True) if standing else ApplyResult("completed")
             )
-            self._carry_out(self._intake.applied(operation, result))
+            self._carry_out(self._operations.applied(operation, result))
 
 
 class Stage:
@@ -733,14 +733,17 @@ async def test_a_fault_in_our_own_code_ends_the_policy_and_not_its_process(
         stage.engine.accept("r")
         await stage.describe()
         assert stage.engine.effects
-        due, faults = bad._outbox.due, [OverflowError("(34, 'Numerical result out of range')")]
+        due, faults = (
+            bad._open_operations.due,
+            [OverflowError("(34, 'Numerical result out of range')")],
+        )
 
         def faulty(now: float) -> tuple[list[Envelope], list[Operation]]:
             if faults:
                 raise faults.pop()
             return due(now)
 
-        monkeypatch.setattr(bad._outbox, "due", faulty)
+        monkeypatch.setattr(bad._open_operations, "due", faulty)
         await stage.describe("r2")
         await stage.settle()
         assert bad.stopped.is_set()

@@ -29,12 +29,12 @@ from hear.buses.nng import client
 from hear.buses.nng.access import load_key, load_keyring
 from hear.buses.nng.command import check_reach
 from hear.buses.nng.server import hub
+from hear.engine_operations import KeyedOutcome
 from hear.engines.simulated import serving
 from hear.engines.simulated.backend import create
 from hear.engines.worker.operation_log import OperationLog
 from hear.errors import BusError, ConfigError, EngineError, PluginError
 from hear.harnesses.eval.report.output import check_recording, write_whole
-from hear.intake import Answer
 from hear.messages import Key, OperationOutcome
 from hear.policies.runtime.spec import parse
 from tests.secret_files import write_secret
@@ -402,7 +402,7 @@ def test_an_operation_log_that_is_written_anew_follows_no_link_and_stays_private
     log = OperationLog(tmp_path / "operations", remember=1)
     outcome = OperationOutcome(status="completed", control="retain")
     for number in range(20):
-        log.note(Answer(Key(engine="e", operation=f"o{number}"), outcome))
+        log.note(KeyedOutcome(Key(engine="e", operation=f"o{number}"), outcome))
     log.close()
     assert victim.read_text() == "mine"
     assert not (tmp_path / "operations").is_symlink()

@@ -14,6 +14,7 @@ import msgspec
 from hear.blocks import HASH_BYTES
 from hear.codec import UNREADABLE
 from hear.messages import (
+    Actions,
     Admit,
     BlocksCleared,
     BlocksRemoved,
@@ -51,7 +52,6 @@ from hear.messages import (
     Retain,
     ReuseExpected,
     Route,
-    Step,
     TierPressure,
     WaitingRequest,
     Withdraw,
@@ -214,7 +214,7 @@ def _steps(m: WorkflowDescribed) -> str:
     return f"steps {_names(f'{s.name} after {_after(s)}' if s.after else s.name for s in m.steps)}"
 
 
-def _after(step: Step) -> str:
+def _after(step: Actions) -> str:
     every = "" if len(step.after) == 1 else f"{step.join} of "
     return f"{every}{' and '.join(step.after)}"
 

@@ -66,7 +66,7 @@ class FakePublisher:
         self.seq = 0
 
     async def answer(self) -> None:
-        """Answer who asks again."""
+        """KeyedOutcome who asks again."""
         while True:
             with trio.move_on_after(0.05):
                 await trio.lowlevel.wait_readable(int(self._replay.get(zmq.FD)))

@@ -1,9 +1,9 @@
 """The engine's side of the protocol, without I/O: what becomes of each control that comes in.
 
-``Intake`` checks a control, keeps it until its request comes, arbitrates it against those of other
-policies, and makes sure that each operation is answered by exactly one terminal outcome. It calls
-no engine: it returns a ``Step`` that tells its driver (``hear.engines.worker.loop``) what to hand
-to the backend and what to answer, and is told the results.
+``EngineOperations`` checks a control, keeps it until its request comes, arbitrates it against those
+of other policies, and makes sure that each operation is answered by exactly one terminal outcome.
+It calls no engine: it returns ``Actions`` that tell its driver (``hear.engines.worker.loop``)
+what to hand to the backend and what to answer, and is told the results.
 """
 
 from collections import OrderedDict
@@ -51,24 +51,24 @@ _CONTEXT_AXES = ("retention", "placement")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """An outcome to publish."""
+class KeyedOutcome:
+    """An outcome to publish, and what it is about."""
 
     key: Key
     outcome: OperationOutcome
 
 
 @dataclass(slots=True)
-class Step:
+class Actions:
     """What the driver has to do, in this order."""
 
     expect: list[Operation] = field(default_factory=list)
     revert: list[Operation] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    outcomes: list[KeyedOutcome] = field(default_factory=list)
     apply: list[Operation] = field(default_factory=list)
 
 
-class Intake:
+class EngineOperations:
     """Takes in the controls of one tenant for one engine."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Intake:
         at_submission: Iterable[str] = (),
         ranks: dict[str, int] | None = None,
         epoch: int = 1,
-        ended: Iterable["Answer"] = (),
+        ended: Iterable["KeyedOutcome"] = (),
         max_open: int = 65_536,
         remember: int = 65_536,
         max_open_bytes: int = MAX_OPEN_BYTES,
@@ -103,7 +103,7 @@ class Intake:
         self._open: dict[str, Operation] = {}
         self._sizes: dict[str, int] = {}  # of those, in bytes
         self._open_bytes = 0
-        self._ended: Kept[Answer] = Kept(max_entries=remember, max_bytes=MAX_REMEMBERED_BYTES)
+        self._ended: Kept[KeyedOutcome] = Kept(max_entries=remember, max_bytes=MAX_REMEMBERED_BYTES)
         for answer in ended:
             if answer.key.operation is not None:
                 self._remember_end(answer.key.operation, answer)
@@ -124,40 +124,40 @@ class Intake:
 
     # -- what comes off the bus ---------------------------------------------------------------
 
-    def receive(self, envelope: Envelope, now: float) -> Step:
+    def receive(self, envelope: Envelope, now: float) -> Actions:
         """Take in one control."""
-        step = Step()
+        actions = Actions()
         key = envelope.key
         if not key.operation:
-            return step  # nobody could be told; a control without an operation is no control
+            return actions  # nobody could be told; a control without an operation is no control
         if (ended := self._ended.get(key.operation)) is not None:
-            step.answers.append(ended)
-            return step
+            actions.outcomes.append(ended)
+            return actions
         if (known := self._open.get(key.operation)) is not None:
             if known.phase == "accepted":
-                step.answers.append(self._outcome(known, "accepted"))
-            return step
+                actions.outcomes.append(self._outcome(known, "accepted"))
+            return actions
         try:
             control = open_body(envelope)
         except RemoteProtocolError as error:
-            self._refuse(step, envelope, "rejected", "malformed", str(error))
-            return step
+            self._refuse(actions, envelope, "rejected", "malformed", str(error))
+            return actions
         if not isinstance(control, Control) or envelope.kind not in self._controls:
             known_kind = "this engine does not offer it" if envelope.kind in KINDS else "unknown"
-            self._refuse(step, envelope, "unsupported", "unsupported_control", known_kind)
-            return step
+            self._refuse(actions, envelope, "unsupported", "unsupported_control", known_kind)
+            return actions
         meant_for = control.engine_epoch
         if meant_for is not None and meant_for < self.epoch:
             detail = f"meant for epoch {meant_for}, this is {self.epoch}"
-            self._refuse(step, envelope, "failed", "engine_restarted", detail)
-            return step
+            self._refuse(actions, envelope, "failed", "engine_restarted", detail)
+            return actions
         deadline = control.deadline_s
         if deadline is None:
             deadline = envelope.time_s + DEFAULT_DEADLINE_S
         if not deadline > now:  # which a NaN is not either
             detail = f"deadline was {deadline:.3f} s, now is {now:.3f} s"
-            self._refuse(step, envelope, "rejected", "deadline_passed", detail)
-            return step
+            self._refuse(actions, envelope, "rejected", "deadline_passed", detail)
+            return actions
         operation = Operation(
             id=key.operation,
             control=control,
@@ -170,22 +170,22 @@ class Intake:
         self._open[operation.id] = operation
         size = self._sizes[operation.id] = _OPERATION_BYTES + len(envelope.body) + _letters(key)
         self._open_bytes += size
-        self._admit(step, operation)
-        return step
+        self._admit(actions, operation)
+        return actions
 
-    def _admit(self, step: Step, operation: Operation) -> None:
+    def _admit(self, actions: Actions, operation: Operation) -> None:
         control = operation.control
         if refusal := self._check(operation):
-            self._end(step, operation, "rejected", *refusal)
+            self._end(actions, operation, "rejected", *refusal)
         elif isinstance(control, Cancel):
-            self._cancel(step, operation, control)
+            self._cancel(actions, operation, control)
         elif isinstance(control, Withdraw):
-            self._withdraw(step, operation)
-        elif (limit := self._limit()) and not self._make_room(step, operation):
-            self._end(step, operation, "rejected", "overloaded", limit)
+            self._withdraw(actions, operation)
+        elif (limit := self._limit()) and not self._make_room(actions, operation):
+            self._end(actions, operation, "rejected", "overloaded", limit)
         else:
             self._preferences.add(operation)
-            self._take(step, operation)
+            self._take(actions, operation)
 
     def _limit(self) -> str:
         """Which limit is passed; empty if none is."""
@@ -195,7 +195,7 @@ class Intake:
             return f"the open operations take {self._max_open_bytes} bytes"
         return ""
 
-    def _make_room(self, step: Step, operation: Operation) -> bool:
+    def _make_room(self, actions: Actions, operation: Operation) -> bool:
         """Whether an operation may be open at the limit: the least worthy preference gives way.
 
         No room is needed where one of the two will end, since another operation holds the claim.
@@ -208,30 +208,30 @@ class Intake:
             return True
         yielding = self._preferences.least(operation.control, operation.source)
         if yielding is not None:
-            self._stop(step, yielding, "overloaded", operation.id)
+            self._stop(actions, yielding, "overloaded", operation.id)
             return True
         is_required = operation.control.force == "requirement"
         return is_required and operation.key.request in self._requests
 
-    def _take(self, step: Step, operation: Operation) -> None:
+    def _take(self, actions: Actions, operation: Operation) -> None:
         control, key = operation.control, operation.key
         if AXES[type(control)] not in _CONTEXT_AXES and key.request not in self._requests:
             assert key.request is not None
             if self._has_gone(key.request, operation.submitted_s):
                 self._accept(operation)
-                self._end(step, operation, "failed", "request_gone", "the request has ended")
+                self._end(actions, operation, "failed", "request_gone", "the request has ended")
             else:
                 # Accepted, since it will be acted on, and told so, since that may take a while.
                 self._accept(operation)
-                step.answers.append(self._outcome(operation, "accepted"))
+                actions.outcomes.append(self._outcome(operation, "accepted"))
                 self._parked.setdefault(key.request, {})[operation.id] = operation
                 self._arm(operation)
-                step.expect.append(operation)
+                actions.expect.append(operation)
         elif self._acts_at_submission(operation):
             detail = "it acts only if it comes before its request"
-            self._end(step, operation, "rejected", "already_submitted", detail)
+            self._end(actions, operation, "rejected", "already_submitted", detail)
         else:
-            self._arbitrate(step, operation)
+            self._arbitrate(actions, operation)
 
     def _acts_at_submission(self, operation: Operation) -> bool:
         return str(operation.control.__struct_config__.tag) in self._at_submission
@@ -263,7 +263,7 @@ class Intake:
             return ""
         return f"version {named}, seen {seen}"
 
-    def _arbitrate(self, step: Step, operation: Operation) -> None:
+    def _arbitrate(self, actions: Actions, operation: Operation) -> None:
         claim_key = claim_key_of(AXES[type(operation.control)], operation.key)
         if claim_key is not None:
             claim = self._arbiter.claim(claim_key, operation)
@@ -271,66 +271,66 @@ class Intake:
                 holder = self._arbiter.holder(claim_key)
                 by = holder.source if holder else ""
                 if operation.phase == "accepted":  # it was kept for its request before
-                    self._end(step, operation, "failed", "outranked", by)
+                    self._end(actions, operation, "failed", "outranked", by)
                 else:
-                    self._end(step, operation, "rejected", "outranked", by)
+                    self._end(actions, operation, "rejected", "outranked", by)
                 return
             if claim.displaced is not None and claim.displaced.id in self._open:
-                self._displace(step, claim.displaced, operation)
+                self._displace(actions, claim.displaced, operation)
         if claim_key is not None and claim_key[0] not in _CONTEXT_AXES:
             self._requests[claim_key[1]].add(operation.id)
-        step.apply.append(operation)
+        actions.apply.append(operation)
 
-    def _displace(self, step: Step, old: Operation, new: Operation) -> None:
-        if old in step.apply:  # both were kept for the request that now came
-            step.apply.remove(old)
+    def _displace(self, actions: Actions, old: Operation, new: Operation) -> None:
+        if old in actions.apply:  # both were kept for the request that now came
+            actions.apply.remove(old)
         else:
-            step.revert.append(old)
+            actions.revert.append(old)
         self._accept(old)
         if old.source != new.source:
-            self._end(step, old, "failed", "outranked", new.source)
+            self._end(actions, old, "failed", "outranked", new.source)
         elif old.id in self._standing:
             reason = "released" if isinstance(new.control, Release) else "renewed"
-            self._end(step, old, "completed", reason, new.id)
+            self._end(actions, old, "completed", reason, new.id)
         else:
-            self._end(step, old, "failed", "replaced", new.id)  # its effect never took hold
+            self._end(actions, old, "failed", "replaced", new.id)  # its effect never took hold
 
-    def _cancel(self, step: Step, operation: Operation, control: Cancel) -> None:
+    def _cancel(self, actions: Actions, operation: Operation, control: Cancel) -> None:
         target = self._open.get(control.target)
         if target is None:
             reason = "already_terminal" if control.target in self._ended else "unknown_operation"
-            self._end(step, operation, "rejected", reason, control.target)
+            self._end(actions, operation, "rejected", reason, control.target)
         elif target.source != operation.source or target is operation:
-            self._end(step, operation, "rejected", "not_yours", control.target)
+            self._end(actions, operation, "rejected", "not_yours", control.target)
         else:
-            self._stop(step, target, "cancelled", operation.id)
-            step.apply.append(operation)  # it is completed when what was reverted is gone
+            self._stop(actions, target, "cancelled", operation.id)
+            actions.apply.append(operation)  # it is completed when what was reverted is gone
 
-    def _withdraw(self, step: Step, operation: Operation) -> None:
+    def _withdraw(self, actions: Actions, operation: Operation) -> None:
         source = operation.source
         for claim_key, claim in self._arbiter.of_source(source):
             self._arbiter.drop(claim_key, claim)
             if claim.id not in self._open:
-                step.revert.append(claim)  # it completed, and its effect stands
+                actions.revert.append(claim)  # it completed, and its effect stands
         for target in [op for op in self._open.values() if op.source == source]:
             if target is not operation:
-                self._stop(step, target, "withdrawn", operation.id)
-        step.apply.append(operation)
+                self._stop(actions, target, "withdrawn", operation.id)
+        actions.apply.append(operation)
 
-    def _stop(self, step: Step, target: Operation, reason: str, detail: str) -> None:
+    def _stop(self, actions: Actions, target: Operation, reason: str, detail: str) -> None:
         if not self._unpark(target):
-            step.revert.append(target)
+            actions.revert.append(target)
             self._drop_claim(target)
         self._accept(target)
-        self._end(step, target, "failed", reason, detail)
+        self._end(actions, target, "failed", reason, detail)
 
     # -- what the driver tells ----------------------------------------------------------------
 
-    def applied(self, operation: Operation, result: ApplyResult) -> Step:
+    def applied(self, operation: Operation, result: ApplyResult) -> Actions:
         """The backend has been handed an operation and said ``result``."""
-        step = Step()
+        actions = Actions()
         if operation.id not in self._open:
-            return step
+            return actions
         if result.status in ("rejected", "unsupported") and operation.phase == "accepted":
             result = result._replace(status="failed")
         if result.status in ("completed", "failed", "accepted"):
@@ -338,45 +338,45 @@ class Intake:
             self._accept(operation)
             if result.status == "accepted":
                 if not already:
-                    step.answers.append(self._outcome(operation, "accepted"))
+                    actions.outcomes.append(self._outcome(operation, "accepted"))
                 if result.standing:
                     self._standing.add(operation.id)
                 else:
                     self._arm(operation)
-                return step
-        self._end(step, operation, result.status, result.reason, result.detail, result.fallback)
+                return actions
+        self._end(actions, operation, result.status, result.reason, result.detail, result.fallback)
         # What is done to a request stands until the request ends; all else has left nothing that
         # a later control would have to respect, nor does what nobody can change or undo any more.
         stands = result.status == "completed" and not self._acts_at_submission(operation)
         if not stands or AXES[type(operation.control)] in _CONTEXT_AXES:
             self._drop_claim(operation)
-        return step
+        return actions
 
     def handed_over(self, operation: Operation) -> None:
         """The backend has an operation and will say ``applied`` later, in time or not."""
         self._arm(operation)
 
-    def applied_later(self, operation_id: str, result: ApplyResult) -> Step:
+    def applied_later(self, operation_id: str, result: ApplyResult) -> Actions:
         """The result on an operation that was handed over; of no use if it has ended since."""
         operation = self._open.get(operation_id)
-        return Step() if operation is None else self.applied(operation, result)
+        return Actions() if operation is None else self.applied(operation, result)
 
-    def ended(self, event: OperationEnded) -> Step:
+    def ended(self, event: OperationEnded) -> Actions:
         """The backend reports the end of an operation that it had accepted."""
-        step = Step()
+        actions = Actions()
         operation = self._open.get(event.operation)
         if operation is not None:
             outcome = event.outcome
             self._accept(operation)
             self._end(
-                step, operation, outcome.status, outcome.reason, outcome.detail, outcome.fallback
+                actions, operation, outcome.status, outcome.reason, outcome.detail, outcome.fallback
             )
             self._drop_claim(operation)
-        return step
+        return actions
 
-    def request_arrived(self, key: Key, now: float) -> Step:
+    def request_arrived(self, key: Key, now: float) -> Actions:
         """The engine has a new request; what was kept for it can act."""
-        step = Step()
+        actions = Actions()
         assert key.request is not None
         self._requests.setdefault(key.request, set())
         if key.context is not None and key.context_version is not None:
@@ -386,24 +386,24 @@ class Intake:
             self._served_versions[key.request] = key.context_version
         for operation in self._parked.pop(key.request, {}).values():
             if operation.deadline_s <= now:
-                self._end(step, operation, "failed", "deadline", "its request came too late")
+                self._end(actions, operation, "failed", "deadline", "its request came too late")
             elif stale := self._stale(operation.key, key.context_version):
-                self._end(step, operation, "failed", "stale_version", stale)
+                self._end(actions, operation, "failed", "stale_version", stale)
             else:
-                self._arbitrate(step, operation)
-        return step
+                self._arbitrate(actions, operation)
+        return actions
 
-    def request_ended(self, request: str, now: float) -> Step:
+    def request_ended(self, request: str, now: float) -> Actions:
         """A request has left the engine; what is still open for it ends.
 
         Controls that name it fail at once for ``GONE_S`` from now on; later its name may be that
         of a new request, as where a harness has started again and counts from 1.
         """
-        step = Step()
+        actions = Actions()
         self._served_versions.pop(request, None)
         open_ones = [self._open[id] for id in sorted(self._requests.pop(request, ()))]
         for operation in [*open_ones, *self._parked.get(request, {}).values()]:
-            self._stop(step, operation, "request_gone", "the request has ended")
+            self._stop(actions, operation, "request_gone", "the request has ended")
         for axis in set(AXES.values()):
             if axis not in _CONTEXT_AXES:
                 self._arbiter.drop((axis, request))
@@ -412,7 +412,7 @@ class Intake:
         if len(self._gone) > self._remember:
             self._gone.popitem(last=False)
         self._forget_gone(now)
-        return step
+        return actions
 
     def _has_gone(self, request: str, now: float) -> bool:
         self._forget_gone(now)
@@ -422,18 +422,18 @@ class Intake:
         while self._gone and next(iter(self._gone.values())) < now - GONE_S:
             self._gone.popitem(last=False)
 
-    def expire(self, now: float) -> Step:
+    def expire(self, now: float) -> Actions:
         """End what has passed its deadline."""
-        step = Step()
+        actions = Actions()
         while self._timers and self._timers[0][0] <= now:
             operation = self._open.get(heappop(self._timers)[1])
             if operation is None:
                 continue
             if self._unpark(operation):
-                self._end(step, operation, "failed", "deadline", "its request did not come")
+                self._end(actions, operation, "failed", "deadline", "its request did not come")
             elif operation.id not in self._standing:
-                self._stop(step, operation, "deadline", "the effect was not there in time")
-        return step
+                self._stop(actions, operation, "deadline", "the effect was not there in time")
+        return actions
 
     def next_expiry(self) -> float | None:
         """When ``expire`` has to be called next."""
@@ -441,12 +441,12 @@ class Intake:
             heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
-    def shut(self, reason: str) -> Step:
+    def shut(self, reason: str) -> Actions:
         """End everything that is open, as the engine restarts or stops. Forgets all requests."""
-        step = Step()
+        actions = Actions()
         for operation in list(self._open.values()):
             self._accept(operation)
-            self._end(step, operation, "failed", reason)
+            self._end(actions, operation, "failed", reason)
         self._parked.clear()
         self._requests.clear()
         self._served_versions.clear()
@@ -454,7 +454,7 @@ class Intake:
         self._versions = Kept(max_entries=self._remember, max_bytes=MAX_REMEMBERED_BYTES)
         self._arbiter = Arbiter(self._arbiter.ranks)
         self._preferences = Preferences(self._arbiter.ranks)
-        return step
+        return actions
 
     # -- pieces -------------------------------------------------------------------------------
 
@@ -495,16 +495,16 @@ class Intake:
         reason: str = "",
         detail: str = "",
         fallback: str | None = None,
-    ) -> Answer:
+    ) -> KeyedOutcome:
         kind = str(operation.control.__struct_config__.tag)
         outcome = OperationOutcome(
             status=status, control=kind, reason=reason, detail=detail, fallback=fallback
         )
-        return Answer(operation.key, outcome)
+        return KeyedOutcome(operation.key, outcome)
 
     def _end(
         self,
-        step: Step,
+        actions: Actions,
         operation: Operation,
         status: OperationStatus,
         reason: str = "",
@@ -519,20 +519,25 @@ class Intake:
             of_request.discard(operation.id)
         answer = self._outcome(operation, status, reason, detail, fallback)
         self._remember_end(operation.id, answer)
-        step.answers.append(answer)
+        actions.outcomes.append(answer)
 
     def _refuse(
-        self, step: Step, envelope: Envelope, status: OperationStatus, reason: str, detail: str
+        self,
+        actions: Actions,
+        envelope: Envelope,
+        status: OperationStatus,
+        reason: str,
+        detail: str,
     ) -> None:
         outcome = OperationOutcome(
             status=status, control=envelope.kind, reason=reason, detail=detail
         )
-        answer = Answer(envelope.key, outcome)
+        answer = KeyedOutcome(envelope.key, outcome)
         assert envelope.key.operation is not None
         self._remember_end(envelope.key.operation, answer)
-        step.answers.append(answer)
+        actions.outcomes.append(answer)
 
-    def _remember_end(self, operation_id: str, answer: Answer) -> None:
+    def _remember_end(self, operation_id: str, answer: KeyedOutcome) -> None:
         outcome = answer.outcome
         size = _OPERATION_BYTES + _letters(answer.key) + len(outcome.detail)
         self._ended.keep(operation_id, answer, 0.0, size_bytes=size)

@@ -5,7 +5,13 @@ from math import inf, nan
 import msgspec
 import pytest
 
-from hear.intake import DEFAULT_DEADLINE_S, GONE_S, MAX_DEADLINE_S, Intake, Step
+from hear.engine_operations import (
+    DEFAULT_DEADLINE_S,
+    GONE_S,
+    MAX_DEADLINE_S,
+    Actions,
+    EngineOperations,
+)
 from hear.interfaces import ApplyResult, OperationEnded
 from hear.messages import (
     Admit,
@@ -36,8 +42,8 @@ Said = list[tuple[str | None, str, str]]
 """Operation, status and reason of each answer."""
 
 
-def said(step: Step) -> Said:
-    return [(a.key.operation, a.outcome.status, a.outcome.reason) for a in step.answers]
+def said(actions: Actions) -> Said:
+    return [(a.key.operation, a.outcome.status, a.outcome.reason) for a in actions.outcomes]
 
 
 def ids(operations: list[Operation]) -> list[str]:
@@ -45,12 +51,12 @@ def ids(operations: list[Operation]) -> list[str]:
 
 
 class Driver:
-    """An intake whose driver is the test."""
+    """The driver of an engine's operations."""
 
     def __init__(
         self, *, ranks: dict[str, int] | None = None, max_open: int = 100, remember: int = 100
     ) -> None:
-        self.intake = Intake(
+        self.operations = EngineOperations(
             engine="e0", controls=CONTROLS, ranks=ranks, max_open=max_open, remember=remember
         )
         self.now = 0.0
@@ -65,33 +71,33 @@ class Driver:
         version: int | None = None,
         source: str = "p",
         engine: str | None = "e0",
-    ) -> Step:
+    ) -> Actions:
         key = Key(
             engine=engine, request=request, context=context, context_version=version, operation=id
         )
         return self.receive(envelope(control, key, source=source, time_s=self.now))
 
-    def receive(self, sent: Envelope) -> Step:
-        return self.intake.receive(sent, self.now)
+    def receive(self, sent: Envelope) -> Actions:
+        return self.operations.receive(sent, self.now)
 
-    def arrives(self, request: str, **key: int | str) -> Step:
+    def arrives(self, request: str, **key: int | str) -> Actions:
         context, version = key.get("context"), key.get("context_version")
         assert context is None or isinstance(context, str)
         assert version is None or isinstance(version, int)
         made = Key(request=request, context=context, context_version=version)
-        return self.intake.request_arrived(made, self.now)
+        return self.operations.request_arrived(made, self.now)
 
-    def carry_out(self, step: Step, result: ApplyResult = DONE) -> Said:
+    def carry_out(self, actions: Actions, result: ApplyResult = DONE) -> Said:
         """Let the backend say ``result`` to all that it is handed; returns what is answered."""
-        answers = said(step)
-        for operation in step.apply:
-            answers += said(self.intake.applied(operation, result))
+        answers = said(actions)
+        for operation in actions.apply:
+            answers += said(self.operations.applied(operation, result))
         return answers
 
 
 @pytest.fixture
 def driver() -> Driver:
-    """An intake that has seen request r arrive."""
+    """A driver that has seen request r arrive."""
     made = Driver()
     made.arrives("r")
     return made
@@ -101,26 +107,26 @@ def driver() -> Driver:
 
 
 def test_a_control_that_is_carried_out_at_once_is_answered_once(driver: Driver) -> None:
-    step = driver.send("a", Prioritise(priority=-1), request="r")
-    assert (ids(step.apply), step.revert, step.answers) == (["a"], [], [])
-    assert driver.carry_out(step) == [("a", "completed", "")]
-    assert driver.intake.open_operations == []
+    actions = driver.send("a", Prioritise(priority=-1), request="r")
+    assert (ids(actions.apply), actions.revert, actions.outcomes) == (["a"], [], [])
+    assert driver.carry_out(actions) == [("a", "completed", "")]
+    assert driver.operations.open_operations == []
 
 
 def test_a_control_that_takes_its_time_is_accepted_and_then_completed(driver: Driver) -> None:
-    step = driver.send("a", BoundWait(max_wait_s=40.0), request="r")
-    assert driver.carry_out(step, LEASED) == [("a", "accepted", "")]
-    assert ids(driver.intake.open_operations) == ["a"]
+    actions = driver.send("a", BoundWait(max_wait_s=40.0), request="r")
+    assert driver.carry_out(actions, LEASED) == [("a", "accepted", "")]
+    assert ids(driver.operations.open_operations) == ["a"]
     ended = OperationEnded("a", OperationOutcome(status="completed", detail="left the queue"))
-    assert said(driver.intake.ended(ended)) == [("a", "completed", "")]
-    assert driver.intake.open_operations == []
+    assert said(driver.operations.ended(ended)) == [("a", "completed", "")]
+    assert driver.operations.open_operations == []
 
 
 @pytest.mark.parametrize("status", ["completed", "rejected", "unsupported", "failed"])
 def test_the_outcome_says_what_the_backend_said(driver: Driver, status: OperationStatus) -> None:
-    step = driver.send("a", Prioritise(priority=-1), request="r")
+    actions = driver.send("a", Prioritise(priority=-1), request="r")
     result = ApplyResult(status, "why", "more", "other")
-    [answer] = driver.intake.applied(step.apply[0], result).answers
+    [answer] = driver.operations.applied(actions.apply[0], result).outcomes
     assert answer.outcome == OperationOutcome(
         status=status, control="prioritise", reason="why", detail="more", fallback="other"
     )
@@ -137,18 +143,18 @@ def test_the_backend_is_told_of_what_is_kept_for_a_request_that_has_not_come() -
 def test_a_refusal_after_acceptance_is_a_failure() -> None:
     driver = Driver()
     driver.send("a", Prioritise(priority=-1), request="later")
-    step = driver.arrives("later")
+    actions = driver.arrives("later")
     refused = ApplyResult("rejected", "already_running")
-    assert driver.carry_out(step, refused) == [("a", "failed", "already_running")]
+    assert driver.carry_out(actions, refused) == [("a", "failed", "already_running")]
 
 
 def test_the_end_of_what_is_not_open_is_ignored(driver: Driver) -> None:
     completed = OperationOutcome(status="completed")
-    assert driver.intake.ended(OperationEnded("never heard of", completed)).answers == []
-    step = driver.send("a", Prioritise(priority=-1), request="r")
-    driver.carry_out(step)
-    assert driver.intake.ended(OperationEnded("a", completed)).answers == []
-    assert driver.intake.applied(step.apply[0], DONE).answers == []
+    assert driver.operations.ended(OperationEnded("never heard of", completed)).outcomes == []
+    actions = driver.send("a", Prioritise(priority=-1), request="r")
+    driver.carry_out(actions)
+    assert driver.operations.ended(OperationEnded("a", completed)).outcomes == []
+    assert driver.operations.applied(actions.apply[0], DONE).outcomes == []
 
 
 # -- delivered twice --------------------------------------------------------------------------
@@ -168,9 +174,9 @@ def test_a_control_delivered_again_after_its_end_gets_the_same_answer_and_acts_n
 
 def test_a_control_delivered_again_while_open_is_told_that_it_was_accepted(driver: Driver) -> None:
     control = Retain(lease_s=10.0)
-    step = driver.send("a", control, context="c")
-    assert driver.send("a", control, context="c") == Step()  # nothing to say yet
-    driver.carry_out(step, LEASED)
+    actions = driver.send("a", control, context="c")
+    assert driver.send("a", control, context="c") == Actions()  # nothing to say yet
+    driver.carry_out(actions, LEASED)
     again = driver.send("a", control, context="c")
     assert (said(again), again.apply) == ([("a", "accepted", "")], [])
 
@@ -183,7 +189,7 @@ def test_refusals_at_the_door_are_remembered_too(driver: Driver) -> None:
 
 def test_the_answer_to_an_operation_outlives_a_restart(driver: Driver) -> None:
     driver.carry_out(driver.send("a", Prioritise(priority=1), request="r"))
-    driver.intake.shut("engine_restarted")
+    driver.operations.shut("engine_restarted")
     assert said(driver.send("a", Prioritise(priority=1), request="r")) == [("a", "completed", "")]
 
 
@@ -191,16 +197,16 @@ def test_the_answer_to_an_operation_outlives_a_restart(driver: Driver) -> None:
 
 
 def test_a_control_without_an_operation_is_no_control(driver: Driver) -> None:
-    assert driver.send(None, Prioritise(priority=1), request="r") == Step()
-    assert driver.send("", Prioritise(priority=1), request="r") == Step()
+    assert driver.send(None, Prioritise(priority=1), request="r") == Actions()
+    assert driver.send("", Prioritise(priority=1), request="r") == Actions()
 
 
 def test_what_the_engine_does_not_offer_is_unsupported() -> None:
     driver = Driver()
-    driver.intake = Intake(engine="e0", controls=["prioritise"])
-    step = driver.send("a", Retain(lease_s=1.0), context="c")
-    assert said(step) == [("a", "unsupported", "unsupported_control")]
-    assert step.answers[0].outcome.control == "retain"
+    driver.operations = EngineOperations(engine="e0", controls=["prioritise"])
+    actions = driver.send("a", Retain(lease_s=1.0), context="c")
+    assert said(actions) == [("a", "unsupported", "unsupported_control")]
+    assert actions.outcomes[0].outcome.control == "retain"
 
 
 @pytest.mark.parametrize("kind", ["tomorrow", "context_opened"])
@@ -235,10 +241,10 @@ def test_a_control_of_a_context_without_its_name_is_malformed(
 
 
 def test_a_control_for_another_engine_is_rejected(driver: Driver) -> None:
-    step = driver.send("a", Prioritise(priority=1), request="r", engine="e1")
-    assert said(step) == [("a", "rejected", "wrong_engine")]
-    step = driver.send("b", Prioritise(priority=1), request="r", engine=None)
-    assert ids(step.apply) == ["b"]
+    actions = driver.send("a", Prioritise(priority=1), request="r", engine="e1")
+    assert said(actions) == [("a", "rejected", "wrong_engine")]
+    actions = driver.send("b", Prioritise(priority=1), request="r", engine=None)
+    assert ids(actions.apply) == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -249,12 +255,12 @@ def test_a_deadline_that_is_over_or_no_time_is_rejected(
     driver: Driver, deadline_s: float, reason: str
 ) -> None:
     driver.now = 10.0
-    step = driver.send("a", Prioritise(priority=1, deadline_s=deadline_s), request="r")
-    assert said(step) == [("a", "rejected", reason)]
+    actions = driver.send("a", Prioritise(priority=1, deadline_s=deadline_s), request="r")
+    assert said(actions) == [("a", "rejected", reason)]
 
 
 def full_of_leases(*scores: float, ranks: dict[str, int] | None = None) -> Driver:
-    """An intake at its limit: a lease of each score, as operation and context a, b and so on."""
+    """A driver at its limit: a lease of each score, as operation and context a, b and so on."""
     driver = Driver(max_open=len(scores), ranks=ranks)
     driver.arrives("r")
     for id, score in zip("abcdef", scores, strict=False):
@@ -273,24 +279,24 @@ def test_at_its_limit_the_engine_turns_down_what_is_worth_least_but_still_lets_g
 
 def test_at_its_limit_the_least_worthy_preference_gives_way() -> None:
     driver = full_of_leases(0.5, 0.2, 0.3)
-    step = driver.send("z", Retain(lease_s=9.0, score=0.4), context="z")
-    assert said(step) == [("b", "failed", "overloaded")]
-    assert (ids(step.revert), ids(step.apply)) == (["b"], ["z"])
-    assert len(driver.intake.open_operations) == 3
+    actions = driver.send("z", Retain(lease_s=9.0, score=0.4), context="z")
+    assert said(actions) == [("b", "failed", "overloaded")]
+    assert (ids(actions.revert), ids(actions.apply)) == (["b"], ["z"])
+    assert len(driver.operations.open_operations) == 3
 
 
 def test_of_equals_the_oldest_gives_way() -> None:
     driver = full_of_leases(0.5, 0.5)
-    step = driver.send("z", Retain(lease_s=9.0, score=0.5), context="z")
-    assert said(step) == [("a", "failed", "overloaded")]
+    actions = driver.send("z", Retain(lease_s=9.0, score=0.5), context="z")
+    assert said(actions) == [("a", "failed", "overloaded")]
 
 
 def test_whose_sender_ranks_lower_is_worth_less() -> None:
     driver = full_of_leases(0.9, 0.9, ranks={"above": 1})
-    step = driver.send("z", Retain(lease_s=9.0, score=0.1), context="z", source="above")
-    assert said(step) == [("a", "failed", "overloaded")]
-    step = driver.send("y", Retain(lease_s=9.0, score=0.8), context="y")
-    assert said(step) == [("y", "rejected", "overloaded")]
+    actions = driver.send("z", Retain(lease_s=9.0, score=0.1), context="z", source="above")
+    assert said(actions) == [("a", "failed", "overloaded")]
+    actions = driver.send("y", Retain(lease_s=9.0, score=0.8), context="y")
+    assert said(actions) == [("y", "rejected", "overloaded")]
 
 
 def test_what_waits_for_its_request_gives_way_to_nothing_but_requirements() -> None:
@@ -308,9 +314,9 @@ def test_a_requirement_never_gives_way_and_one_on_a_request_that_is_here_always_
     bound = BoundWait(max_wait_s=1.0, force="requirement")
     for request in ("r1", "r2", "r3"):
         driver.arrives(request)
-        step = driver.send(request, bound, request=request)
-        assert ids(step.apply) == [request]
-        assert driver.carry_out(step, LEASED) == [(request, "accepted", "")]
+        actions = driver.send(request, bound, request=request)
+        assert ids(actions.apply) == [request]
+        assert driver.carry_out(actions, LEASED) == [(request, "accepted", "")]
     assert said(driver.send("a", bound, request="later")) == [("a", "rejected", "overloaded")]
     assert said(driver.send("b", Prioritise(priority=1), request="r1")) == [
         ("b", "rejected", "overloaded")
@@ -336,7 +342,7 @@ def test_a_control_for_an_older_version_than_was_seen_is_stale(driver: Driver) -
 
 def test_versions_of_a_context_go_on_from_that_of_its_latest_request(driver: Driver) -> None:
     driver.arrives("r9", context="c", context_version=9)
-    driver.intake.request_ended("r9", driver.now)
+    driver.operations.request_ended("r9", driver.now)
     driver.arrives("r2", context="c", context_version=2)  # its harness has started again
     stale = driver.send("a", Retain(lease_s=1.0), context="c", version=1)
     assert said(stale) == [("a", "rejected", "stale_version")]
@@ -353,19 +359,19 @@ def test_a_control_may_come_before_its_request() -> None:
     driver = Driver()
     early = driver.send("a", Prioritise(priority=-1), request="r")
     assert (said(early), early.apply) == ([("a", "accepted", "")], [])
-    step = driver.arrives("r")
-    assert ids(step.apply) == ["a"]
-    assert driver.carry_out(step) == [("a", "completed", "")]
-    assert driver.intake.next_expiry() is None
+    actions = driver.arrives("r")
+    assert ids(actions.apply) == ["a"]
+    assert driver.carry_out(actions) == [("a", "completed", "")]
+    assert driver.operations.next_expiry() is None
 
 
 def test_a_control_whose_request_does_not_come_fails_at_its_deadline() -> None:
     driver = Driver()
     driver.send("a", Prioritise(priority=-1, deadline_s=5.0), request="r")
-    assert driver.intake.next_expiry() == 5.0
-    assert driver.intake.expire(4.9) == Step()
-    step = driver.intake.expire(5.0)
-    assert (said(step), step.revert) == ([("a", "failed", "deadline")], [])
+    assert driver.operations.next_expiry() == 5.0
+    assert driver.operations.expire(4.9) == Actions()
+    actions = driver.operations.expire(5.0)
+    assert (said(actions), actions.revert) == ([("a", "failed", "deadline")], [])
     driver.now = 6.0
     assert driver.arrives("r").apply == []
 
@@ -374,8 +380,8 @@ def test_a_control_whose_deadline_has_passed_is_not_applied_though_its_request_c
     driver = Driver()
     driver.send("a", Prioritise(priority=-1, deadline_s=5.0), request="r")
     driver.now = 5.0  # and the driver has not yet asked what has expired
-    step = driver.arrives("r")
-    assert (said(step), step.apply) == ([("a", "failed", "deadline")], [])
+    actions = driver.arrives("r")
+    assert (said(actions), actions.apply) == ([("a", "failed", "deadline")], [])
 
 
 def test_a_deadline_is_the_engines_own_if_none_is_given_and_bounded_if_one_is() -> None:
@@ -383,18 +389,18 @@ def test_a_deadline_is_the_engines_own_if_none_is_given_and_bounded_if_one_is() 
     driver.now = 100.0
     driver.send("a", Prioritise(priority=1, deadline_s=1e9), request="x")
     driver.send("b", Prioritise(priority=1), request="y")
-    deadlines = {op.id: op.deadline_s for op in driver.intake.open_operations}
+    deadlines = {op.id: op.deadline_s for op in driver.operations.open_operations}
     assert deadlines == {"a": 100.0 + MAX_DEADLINE_S, "b": 100.0 + DEFAULT_DEADLINE_S}
 
 
 def test_a_control_after_its_request_has_ended_fails(driver: Driver) -> None:
-    driver.intake.request_ended("r", driver.now)
-    step = driver.send("a", Prioritise(priority=1), request="r")
-    assert (said(step), step.apply) == ([("a", "failed", "request_gone")], [])
+    driver.operations.request_ended("r", driver.now)
+    actions = driver.send("a", Prioritise(priority=1), request="r")
+    assert (said(actions), actions.apply) == ([("a", "failed", "request_gone")], [])
 
 
 def test_a_name_that_is_used_again_later_is_that_of_a_new_request(driver: Driver) -> None:
-    driver.intake.request_ended("r", driver.now)
+    driver.operations.request_ended("r", driver.now)
     driver.now += GONE_S + 1
     assert said(driver.send("a", Prioritise(priority=1), request="r")) == [("a", "accepted", "")]
     assert ids(driver.arrives("r").apply) == ["a"]
@@ -403,9 +409,11 @@ def test_a_name_that_is_used_again_later_is_that_of_a_new_request(driver: Driver
 def test_a_control_kept_for_a_request_that_is_refused_fails_with_it() -> None:
     driver = Driver()
     driver.send("a", Prioritise(priority=1), request="r")
-    step = driver.intake.request_ended("r", driver.now)  # it never arrived: it was too long, say
-    assert (said(step), step.revert) == ([("a", "failed", "request_gone")], [])
-    assert driver.intake.next_expiry() is None
+    actions = driver.operations.request_ended(
+        "r", driver.now
+    )  # it never arrived: it was too long, say
+    assert (said(actions), actions.revert) == ([("a", "failed", "request_gone")], [])
+    assert driver.operations.next_expiry() is None
 
 
 def test_controls_kept_for_one_request_are_arbitrated_when_it_comes() -> None:
@@ -415,9 +423,9 @@ def test_controls_kept_for_one_request_are_arbitrated_when_it_comes() -> None:
     driver.send("b", Prioritise(priority=2), request="r", source="p")
     driver.send("c", Prioritise(priority=3, force="requirement"), request="r", source="q")
     driver.send("d", Prioritise(priority=4), request="r", source="p")
-    step = driver.arrives("r")
-    assert (ids(step.apply), step.revert) == (["c"], [])
-    assert said(step) == [
+    actions = driver.arrives("r")
+    assert (ids(actions.apply), actions.revert) == (["c"], [])
+    assert said(actions) == [
         ("a", "failed", "replaced"),
         ("b", "failed", "outranked"),
         ("d", "failed", "outranked"),
@@ -428,25 +436,25 @@ def test_controls_kept_for_one_request_are_arbitrated_when_it_comes() -> None:
 
 
 def test_an_effect_that_is_not_there_in_time_fails_and_is_undone(driver: Driver) -> None:
-    step = driver.send("a", Prepare(deadline_s=5.0), context="c")
-    driver.carry_out(step, UNDER_WAY)
-    late = driver.intake.expire(5.0)
+    actions = driver.send("a", Prepare(deadline_s=5.0), context="c")
+    driver.carry_out(actions, UNDER_WAY)
+    late = driver.operations.expire(5.0)
     assert (said(late), ids(late.revert)) == ([("a", "failed", "deadline")], ["a"])
 
 
 def test_a_deadline_does_not_end_an_effect_that_is_there(driver: Driver) -> None:
     """A lease or a guard has a span of its own."""
-    step = driver.send("a", Retain(lease_s=100.0, deadline_s=5.0), context="c")
-    driver.carry_out(step, LEASED)
-    assert driver.intake.expire(50.0) == Step()
-    assert ids(driver.intake.open_operations) == ["a"]
+    actions = driver.send("a", Retain(lease_s=100.0, deadline_s=5.0), context="c")
+    driver.carry_out(actions, LEASED)
+    assert driver.operations.expire(50.0) == Actions()
+    assert ids(driver.operations.open_operations) == ["a"]
 
 
 def test_a_guard_sent_ahead_is_not_ended_by_the_deadline_of_its_waiting() -> None:
     driver = Driver()
     driver.send("a", BoundWait(max_wait_s=40.0, deadline_s=5.0), request="r")
     driver.carry_out(driver.arrives("r"), LEASED)
-    assert driver.intake.expire(5.0) == Step()
+    assert driver.operations.expire(5.0) == Actions()
 
 
 # -- several policies -------------------------------------------------------------------------
@@ -455,15 +463,15 @@ def test_a_guard_sent_ahead_is_not_ended_by_the_deadline_of_its_waiting() -> Non
 def test_a_preference_against_a_requirement_is_outranked(driver: Driver) -> None:
     required = Prioritise(priority=1, force="requirement")
     driver.carry_out(driver.send("a", required, request="r", source="p"))
-    step = driver.send("b", Prioritise(priority=2), request="r", source="q")
-    assert (said(step), step.apply) == ([("b", "rejected", "outranked")], [])
-    assert step.answers[0].outcome.detail == "p"
+    actions = driver.send("b", Prioritise(priority=2), request="r", source="q")
+    assert (said(actions), actions.apply) == ([("b", "rejected", "outranked")], [])
+    assert actions.outcomes[0].outcome.detail == "p"
 
 
 def test_a_claim_stands_as_long_as_its_request(driver: Driver) -> None:
     required = Prioritise(priority=1, force="requirement")
     driver.carry_out(driver.send("a", required, request="r", source="p"))
-    driver.intake.request_ended("r", driver.now)
+    driver.operations.request_ended("r", driver.now)
     driver.arrives("r")
     assert ids(driver.send("b", Prioritise(priority=2), request="r", source="q").apply) == ["b"]
 
@@ -471,10 +479,10 @@ def test_a_claim_stands_as_long_as_its_request(driver: Driver) -> None:
 def test_who_is_displaced_hears_of_it_and_is_undone_first() -> None:
     driver = Driver(ranks={"high": 1})
     driver.carry_out(driver.send("a", Retain(lease_s=9.0), context="c", source="low"), LEASED)
-    step = driver.send("b", Retain(lease_s=5.0), context="c", source="high")
-    assert (ids(step.revert), ids(step.apply)) == (["a"], ["b"])
-    assert said(step) == [("a", "failed", "outranked")]
-    assert step.answers[0].outcome.detail == "high"
+    actions = driver.send("b", Retain(lease_s=5.0), context="c", source="high")
+    assert (ids(actions.revert), ids(actions.apply)) == (["a"], ["b"])
+    assert said(actions) == [("a", "failed", "outranked")]
+    assert actions.outcomes[0].outcome.detail == "high"
 
 
 @pytest.mark.parametrize(
@@ -483,16 +491,16 @@ def test_who_is_displaced_hears_of_it_and_is_undone_first() -> None:
 def test_a_senders_next_word_completes_its_lease(later: Control, reason: str) -> None:
     driver = Driver()
     driver.carry_out(driver.send("a", Retain(lease_s=9.0), context="c"), LEASED)
-    step = driver.send("b", later, context="c")
-    assert (ids(step.revert), ids(step.apply)) == (["a"], ["b"])
-    assert said(step) == [("a", "completed", reason)]
+    actions = driver.send("b", later, context="c")
+    assert (ids(actions.revert), ids(actions.apply)) == (["a"], ["b"])
+    assert said(actions) == [("a", "completed", reason)]
 
 
 def test_what_is_replaced_before_it_took_hold_was_not_completed() -> None:
     driver = Driver()
     driver.carry_out(driver.send("a", Prepare(tier="gpu"), context="c"), UNDER_WAY)
-    step = driver.send("b", Prepare(tier="cpu"), context="c")
-    assert (said(step), ids(step.revert)) == ([("a", "failed", "replaced")], ["a"])
+    actions = driver.send("b", Prepare(tier="cpu"), context="c")
+    assert (said(actions), ids(actions.revert)) == ([("a", "failed", "replaced")], ["a"])
 
 
 @pytest.mark.parametrize(
@@ -519,7 +527,9 @@ def test_a_lease_that_has_ended_stands_in_nobodys_way(driver: Driver) -> None:
     lease = Retain(lease_s=9.0, force="requirement")
     driver.carry_out(driver.send("a", lease, context="c", source="p"), LEASED)
     yielded = OperationOutcome(status="failed", reason="yielded")
-    assert said(driver.intake.ended(OperationEnded("a", yielded))) == [("a", "failed", "yielded")]
+    assert said(driver.operations.ended(OperationEnded("a", yielded))) == [
+        ("a", "failed", "yielded")
+    ]
     assert ids(driver.send("b", Retain(lease_s=1.0), context="c", source="q").apply) == ["b"]
 
 
@@ -528,21 +538,21 @@ def test_a_lease_that_has_ended_stands_in_nobodys_way(driver: Driver) -> None:
 
 def test_a_cancelled_operation_fails_and_its_effect_goes(driver: Driver) -> None:
     driver.carry_out(driver.send("a", Retain(lease_s=9.0), context="c"), LEASED)
-    step = driver.send("x", Cancel(target="a"))
-    assert ids(step.revert) == ["a"]
-    assert said(step) == [("a", "failed", "cancelled")]
-    assert ids(step.apply) == ["x"], "it is completed by the backend, after the revert"
-    assert driver.carry_out(step)[1:] == [("x", "completed", "")]
+    actions = driver.send("x", Cancel(target="a"))
+    assert ids(actions.revert) == ["a"]
+    assert said(actions) == [("a", "failed", "cancelled")]
+    assert ids(actions.apply) == ["x"], "it is completed by the backend, after the revert"
+    assert driver.carry_out(actions)[1:] == [("x", "completed", "")]
 
 
 def test_what_was_never_handed_out_needs_no_undoing() -> None:
     driver = Driver()
     driver.send("a", Prioritise(priority=1), request="r")
-    step = driver.send("x", Cancel(target="a"))
-    assert step.revert == []
-    assert driver.carry_out(step) == [("a", "failed", "cancelled"), ("x", "completed", "")]
-    assert driver.arrives("r") == Step()
-    assert driver.intake.next_expiry() is None
+    actions = driver.send("x", Cancel(target="a"))
+    assert actions.revert == []
+    assert driver.carry_out(actions) == [("a", "failed", "cancelled"), ("x", "completed", "")]
+    assert driver.arrives("r") == Actions()
+    assert driver.operations.next_expiry() is None
 
 
 def test_what_cannot_be_cancelled_is_told_why(driver: Driver) -> None:
@@ -554,9 +564,9 @@ def test_what_cannot_be_cancelled_is_told_why(driver: Driver) -> None:
         ("x3", "done", "already_terminal"),
         ("x4", "never heard of", "unknown_operation"),
     ):
-        step = driver.send(id, Cancel(target=target))
-        assert (said(step), step.revert) == ([(id, "rejected", reason)], [])
-    assert ids(driver.intake.open_operations) == ["theirs"]
+        actions = driver.send(id, Cancel(target=target))
+        assert (said(actions), actions.revert) == ([(id, "rejected", reason)], [])
+    assert ids(driver.operations.open_operations) == ["theirs"]
 
 
 def test_who_withdraws_leaves_nothing_behind_and_others_alone() -> None:
@@ -566,14 +576,14 @@ def test_who_withdraws_leaves_nothing_behind_and_others_alone() -> None:
     driver.carry_out(driver.send("done", Prioritise(priority=-1), request="r"))
     driver.carry_out(driver.send("leased", Retain(lease_s=9.0), context="c"), LEASED)
     driver.carry_out(driver.send("other", Retain(lease_s=9.0), context="d", source="q"), LEASED)
-    step = driver.send("x", Withdraw())
-    assert sorted(ids(step.revert)) == ["done", "leased"]
-    assert driver.carry_out(step) == [
+    actions = driver.send("x", Withdraw())
+    assert sorted(ids(actions.revert)) == ["done", "leased"]
+    assert driver.carry_out(actions) == [
         ("kept", "failed", "withdrawn"),
         ("leased", "failed", "withdrawn"),
         ("x", "completed", ""),
     ]
-    assert ids(driver.intake.open_operations) == ["other"]
+    assert ids(driver.operations.open_operations) == ["other"]
     assert driver.arrives("later").apply == []
 
 
@@ -582,21 +592,21 @@ def test_who_withdraws_leaves_nothing_behind_and_others_alone() -> None:
 
 def test_what_is_open_for_a_request_ends_with_it(driver: Driver) -> None:
     driver.carry_out(driver.send("a", BoundWait(max_wait_s=40.0), request="r"), LEASED)
-    step = driver.intake.request_ended("r", driver.now)
-    assert (said(step), ids(step.revert)) == ([("a", "failed", "request_gone")], ["a"])
+    actions = driver.operations.request_ended("r", driver.now)
+    assert (said(actions), ids(actions.revert)) == ([("a", "failed", "request_gone")], ["a"])
 
 
 def test_a_lease_on_a_context_outlives_the_request_that_it_names(driver: Driver) -> None:
     driver.carry_out(driver.send("a", Retain(lease_s=9.0), context="c", request="r"), LEASED)
-    assert driver.intake.request_ended("r", driver.now) == Step()
-    assert ids(driver.intake.open_operations) == ["a"]
+    assert driver.operations.request_ended("r", driver.now) == Actions()
+    assert ids(driver.operations.open_operations) == ["a"]
 
 
 def test_a_lease_does_not_make_the_request_that_it_names_arrive() -> None:
     driver = Driver()
     driver.carry_out(driver.send("a", Retain(lease_s=9.0), context="c", request="r"), LEASED)
-    step = driver.send("b", Prioritise(priority=1), request="r")
-    assert (said(step), step.apply) == ([("b", "accepted", "")], [])
+    actions = driver.send("b", Prioritise(priority=1), request="r")
+    assert (said(actions), actions.apply) == ([("b", "accepted", "")], [])
 
 
 def test_a_restart_fails_whatever_is_open_and_forgets_requests_and_versions() -> None:
@@ -605,16 +615,16 @@ def test_a_restart_fails_whatever_is_open_and_forgets_requests_and_versions() ->
     driver.send("kept", Prioritise(priority=1), request="later")
     required = Retain(lease_s=9.0, force="requirement")
     driver.carry_out(driver.send("leased", required, context="c", source="q"), LEASED)
-    step = driver.intake.shut("engine_restarted")
-    assert (step.revert, step.apply) == ([], [])
-    assert said(step) == [
+    actions = driver.operations.shut("engine_restarted")
+    assert (actions.revert, actions.apply) == ([], [])
+    assert said(actions) == [
         ("kept", "failed", "engine_restarted"),
         ("leased", "failed", "engine_restarted"),
     ]
-    assert driver.intake.next_expiry() is None
+    assert driver.operations.next_expiry() is None
     assert driver.arrives("later").apply == []
-    step = driver.send("new", Retain(lease_s=1.0), context="c", version=1)
-    assert ids(step.apply) == ["new"]
+    actions = driver.send("new", Retain(lease_s=1.0), context="c", version=1)
+    assert ids(actions.apply) == ["new"]
     assert said(driver.send("again", Prioritise(priority=1), request="r")) == [
         ("again", "accepted", "")
     ]
@@ -626,11 +636,13 @@ def test_memory_is_bounded() -> None:
         request = f"r{number}"
         driver.arrives(request, context=f"c{number}", context_version=1)
         driver.carry_out(driver.send(f"op{number}", Prioritise(priority=1), request=request))
-        driver.intake.request_ended(request, driver.now)
-        driver.intake.request_ended(request, driver.now)  # told twice
-    intake = driver.intake
-    assert len(intake._ended) == len(intake._versions) == len(intake._gone) == 10
-    assert not any((intake._open, intake._requests, intake._parked, len(intake._arbiter)))
+        driver.operations.request_ended(request, driver.now)
+        driver.operations.request_ended(request, driver.now)  # told twice
+    operations = driver.operations
+    assert len(operations._ended) == len(operations._versions) == len(operations._gone) == 10
+    assert not any(
+        (operations._open, operations._requests, operations._parked, len(operations._arbiter))
+    )
     assert said(driver.send("op99", Prioritise(priority=1), request="r99")) == [
         ("op99", "completed", "")
     ]
@@ -641,7 +653,9 @@ def test_memory_is_bounded() -> None:
 
 def at_submission() -> Driver:
     driver = Driver()
-    driver.intake = Intake(engine="e0", controls=("hold",), at_submission=("prioritise",))
+    driver.operations = EngineOperations(
+        engine="e0", controls=("hold",), at_submission=("prioritise",)
+    )
     return driver
 
 
@@ -650,14 +664,14 @@ def test_what_acts_at_submission_is_kept_for_its_request_and_handed_out_as_it_co
     assert said(driver.send("early", Prioritise(priority=1), request="r")) == [
         ("early", "accepted", "")
     ]
-    step = driver.intake.request_arrived(Key(request="r"), 1.0)
-    assert ids(step.apply) == ["early"]
-    assert said(driver.intake.applied(step.apply[0], DONE)) == [("early", "completed", "")]
+    actions = driver.operations.request_arrived(Key(request="r"), 1.0)
+    assert ids(actions.apply) == ["early"]
+    assert said(driver.operations.applied(actions.apply[0], DONE)) == [("early", "completed", "")]
 
 
 def test_what_acts_at_submission_and_comes_late_is_rejected() -> None:
     driver = at_submission()
-    driver.intake.request_arrived(Key(request="r"), 0.0)
+    driver.operations.request_arrived(Key(request="r"), 0.0)
     late = driver.send("late", Prioritise(priority=1, force="requirement"), request="r")
     assert said(late) == [("late", "rejected", "already_submitted")]
     assert not late.apply
@@ -667,18 +681,18 @@ def test_what_acts_at_submission_and_comes_late_is_rejected() -> None:
 def test_what_was_done_at_submission_is_not_undone() -> None:
     driver = at_submission()
     driver.send("early", Prioritise(priority=1), request="r")
-    [operation] = driver.intake.request_arrived(Key(request="r"), 0.0).apply
-    driver.intake.applied(operation, DONE)
-    step = driver.send("leave", Withdraw())
-    assert not step.revert
-    assert ids(step.apply) == ["leave"]
-    assert said(driver.intake.applied(step.apply[0], DONE)) == [("leave", "completed", "")]
+    [operation] = driver.operations.request_arrived(Key(request="r"), 0.0).apply
+    driver.operations.applied(operation, DONE)
+    actions = driver.send("leave", Withdraw())
+    assert not actions.revert
+    assert ids(actions.apply) == ["leave"]
+    assert said(driver.operations.applied(actions.apply[0], DONE)) == [("leave", "completed", "")]
 
 
 def test_a_request_that_has_ended_is_gone_for_what_acts_at_submission_too() -> None:
     driver = at_submission()
-    driver.intake.request_arrived(Key(request="r"), 0.0)
-    driver.intake.request_ended("r", driver.now)
+    driver.operations.request_arrived(Key(request="r"), 0.0)
+    driver.operations.request_ended("r", driver.now)
     assert said(driver.send("late", Prioritise(priority=1), request="r")) == [
         ("late", "failed", "request_gone")
     ]
