@@ -39,7 +39,7 @@ from hear.app.clock import new_epoch
 from hear.app.supervisor import Part, Supervisor
 from hear.buses.nng.client import connect
 from hear.codec import open_body
-from hear.delivery import SenderOperations, Sequencer
+from hear.delivery import Sequencer
 from hear.engine_view import EngineViews
 from hear.engines.worker.loop import EngineWorker
 from hear.engines.worker.operation_log import OperationLog
@@ -66,6 +66,7 @@ from hear.messages import (
 )
 from hear.operation import TERMINAL, Operation
 from hear.policies.runtime.runner import PolicyRunner
+from hear.sender_operations import SenderOperations
 from hear.subjects import stem
 
 LOAD_PER_S: Final = 1_000

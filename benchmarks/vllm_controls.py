@@ -11,11 +11,12 @@ import trio
 from hear.app.clock import new_epoch
 from hear.app.connection import connected
 from hear.codec import open_body
-from hear.delivery import SenderOperations, Sequencer
+from hear.delivery import Sequencer
 from hear.errors import EngineError
 from hear.interfaces import Bus, InferenceClient, InferenceRequest, Subscription
 from hear.messages import Control, Envelope, Key, OperationOutcome, Prioritise, Retain
 from hear.operation import TERMINAL
+from hear.sender_operations import SenderOperations
 
 ANSWER_S: Final = 10.0
 PAUSE_S: Final = 0.01

@@ -11,8 +11,7 @@ from hear.blocks import pack
 from hear.buses.observe.metrics.collecting import Collecting
 from hear.buses.observe.tap.board import MAX_ENGINES, Board
 from hear.codec import open_body
-from hear.delivery import MAX_ENGINES as MAX_EPOCHS
-from hear.delivery import MAX_SCOPES, Arrival, GapDetector, SenderOperations, Sequencer
+from hear.delivery import MAX_SCOPES, Arrival, GapDetector, Sequencer
 from hear.engine_operations import EngineOperations
 from hear.engine_view import EngineViews
 from hear.harness_view import HarnessView
@@ -40,6 +39,8 @@ from hear.policies.cache_aware import CacheAware
 from hear.policies.guard import Guard
 from hear.policies.routing import CacheAwareRouting, LeastLoaded, RoundRobin
 from hear.policies.session_aware import SessionAware
+from hear.sender_operations import MAX_ENGINES as MAX_EPOCHS
+from hear.sender_operations import SenderOperations
 from tests.policies.stage import stored, waiting
 from tests.tables import sizes
 

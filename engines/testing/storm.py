@@ -16,13 +16,14 @@ import msgspec
 import trio
 
 from hear.codec import KINDS, open_body
-from hear.delivery import SenderOperations, Sequencer
+from hear.delivery import Sequencer
 from hear.engines.testing.audit import check_applied, check_operation
 from hear.engines.testing.bench import Bench, Call, bench, memory_bus
 from hear.engines.testing.setup import EngineFactory, require
 from hear.interfaces import Bus, BusStatistics, SnapshotProvider, Subscription
 from hear.messages import DEFAULT_TENANT, Cancel, Control, Envelope, Key, OperationOutcome, Withdraw
 from hear.operation import Operation
+from hear.sender_operations import SenderOperations
 
 GIVE_UP_S = 30.0
 """How long a sender waits for the end of an operation."""

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from hear.blocks import unpack
 from hear.codec import open_body
 from hear.compatibility import in_words
-from hear.delivery import Arrival, GapDetector, SenderOperations, Sequencer
+from hear.delivery import Arrival, GapDetector, Sequencer
 from hear.engine_operations import DEFAULT_DEADLINE_S
 from hear.engine_view import EngineViews, StateRefusedError
 from hear.errors import (
@@ -52,6 +52,7 @@ from hear.messages import (
 from hear.policies.runtime.asks import check_ask
 from hear.policies.runtime.mismatches import Mismatches
 from hear.policies.runtime.watchdog import TimeLimitPassed, time_limit
+from hear.sender_operations import SenderOperations
 from hear.subjects import impossible, narrowed, token
 from hear.yielding import Preferences
 

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from hear.delivery import SenderOperations, Sequencer
+from hear.delivery import Sequencer
 from hear.engine_operations import Actions, EngineOperations, KeyedOutcome
 from hear.interfaces import ApplyResult, OperationEnded
 from hear.messages import (
@@ -27,6 +27,7 @@ from hear.messages import (
     Withdraw,
 )
 from hear.operation import TERMINAL, Operation
+from hear.sender_operations import SenderOperations
 
 REQUESTS = ("r0", "r1", "r2")
 CONTEXTS = ("c0", "c1")

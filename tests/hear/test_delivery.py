@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.delivery import SPARE_TIMERS, Arrival, GapDetector, SenderOperations, Sequencer
+from hear.delivery import Arrival, GapDetector, Sequencer
 from hear.errors import LocalProtocolError
 from hear.messages import (
     DEFAULT_TENANT,
@@ -23,6 +23,7 @@ from hear.messages import (
     QueueSnapshot,
 )
 from hear.operation import Operation
+from hear.sender_operations import SPARE_TIMERS, SenderOperations
 from tests.hear.builders import envelope
 
 E0 = Key(engine="e0")

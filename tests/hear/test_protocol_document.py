@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from hear import delivery, engine_operations
+from hear import engine_operations, sender_operations
 from hear.codec import KINDS
 from hear.delivery import SNAPSHOT_KINDS
 from hear.messages import AXES, SCHEMA_VERSION, Control, Envelope, Key, Message
@@ -179,7 +179,7 @@ _CODE = re.compile(r"[a-z]+(_[a-z]+)*")
 def reason_codes() -> set[str]:
     """The reason codes that ``hear.engine_operations`` gives, and those in docstrings."""
     assert engine_operations.__file__ is not None
-    assert delivery.__file__ is not None
+    assert sender_operations.__file__ is not None
     text = Path(engine_operations.__file__).read_text(encoding="utf-8")
     codes: set[str] = set()
     for node in ast.walk(ast.parse(text)):
@@ -199,7 +199,7 @@ def reason_codes() -> set[str]:
             for constant in _alternatives(expression)
             if isinstance(constant.value, str)
         }
-    for documented in (delivery.SenderOperations, *(kind.type for kind in KINDS.values())):
+    for documented in (sender_operations.SenderOperations, *(kind.type for kind in KINDS.values())):
         said = " ".join((documented.__doc__ or "").split())
         codes |= set(re.findall(r"fail(?:s|ed)? (?:here )?(?:as )?``([a-z_]+)``", said))
     return codes
