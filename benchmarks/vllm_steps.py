@@ -4,7 +4,7 @@
 
 Needs vLLM (docs/vllm.md). The tokens are given, so a step is the scheduler's own work: ``schedule``
 and ``update_from_output``, in microseconds of processor time, which other work on the machine does
-not lengthen by much. Beside it, what HEAR's thread does with the news of a step: the copy of the
+not lengthen by much. Beside it, what HEAR's thread does with the events of a step: the copy of the
 queue, the worker, and messages on a bus in memory. Not in it: the hand-over between two threads,
 which may keep each other from the interpreter, and pressure, told twice a second by the clock.
 """

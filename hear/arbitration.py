@@ -1,8 +1,14 @@
 """Who prevails when several policies take hold of the same thing.
 
-Claims are compared on one axis (order, wait, retention, placement, admission, route, mode) and one
-key: a requirement before a preference, then the configured rank of the policy, then the later.
-This module knows neither the bus nor an engine.
+Theory of operation. A *claim key* is an axis (order, wait, retention, placement, admission, route,
+mode) and the request or context that it concerns. On each key one operation holds the claim. A new
+one takes it over, unless the holder is of another policy and weighs more: a requirement weighs more
+than a preference, and then the rank that the operator gave the policy counts. At equal weight the
+later one wins. Of one policy the later always wins, except that its preference does not take the
+place of its own requirement.
+
+Invariants: a claim is held by one operation at most, and is given up by ``drop`` alone. Nothing
+here ends an operation, or knows a bus or an engine.
 """
 
 from typing import NamedTuple

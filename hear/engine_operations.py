@@ -2,8 +2,42 @@
 
 ``EngineOperations`` checks a control, keeps it until its request comes, arbitrates it against those
 of other policies, and makes sure that each operation is answered by exactly one terminal outcome.
-It calls no engine: it returns ``Actions`` that tell its driver (``hear.engines.worker.loop``)
-what to hand to the backend and what to answer, and is told the results.
+It calls no engine: it returns ``Actions`` that tell its driver (``hear.engines.worker.loop``) what
+to hand to the backend and what to answer, and is told the results.
+
+Theory of operation. An operation that is open here is at one of four stages
+(``hear.operation.STAGES``), from each of which it may end:
+
+    admitted -> kept -> applying -> in_effect
+    admitted ---------> applying
+
+=====================  ===========================================================================
+who calls              what moves
+=====================  ===========================================================================
+``receive``            a control is refused, or admitted, and then kept (its request is not here)
+                       or applied; ``Cancel`` and ``Withdraw`` end others of the same sender
+``request_arrived``    what was kept for the request is applied
+``request_ended``      what is open for the request ends
+``applied``            the backend's result: it ends, is under way, or is in effect
+``ended``              the backend ends what it had accepted: a lease that expired, or yielded
+``expire``             what is past its deadline ends, unless it is in effect
+``shut``               all ends: the engine has restarted, or stops
+=====================  ===========================================================================
+
+Invariants:
+
+1. What is in ``_open`` has no terminal outcome, and what leaves it has had one, by ``_end`` alone.
+   The outcome is remembered, and a control that is delivered again is answered with it.
+2. An operation is in ``_kept`` as long as its stage is kept. The backend knows nothing of it but
+   by ``Actions.expect``.
+3. An operation is handed to the backend once at most, with ``Actions.apply``. If it is ended by
+   anything but the backend and ``shut`` after that, ``Actions.revert`` comes with its outcome.
+4. On each claim key one operation holds the claim at most. It is being applied, or in effect, or
+   has completed and what it did to its request stands until that ends.
+5. Whatever is not in effect ends by its deadline: it has a timer from when it is kept or handed
+   over. What is in effect ends by its lease or with its request, as the backend says.
+6. ``Actions`` are carried out in the order of their fields: what gives way is reverted before
+   anything is told of it, and told before what takes its place is applied.
 """
 
 from collections import OrderedDict
@@ -107,7 +141,7 @@ class EngineOperations:
         for answer in ended:
             if answer.key.operation is not None:
                 self._remember_end(answer.key.operation, answer)
-        self._parked: dict[str, dict[str, Operation]] = {}
+        self._kept: dict[str, dict[str, Operation]] = {}
         self._requests: dict[str, set[str]] = {}
         # A control on a request is compared with the version of that request alone: a context may
         # fork, and requests on several of its versions may be served at once.
@@ -115,7 +149,6 @@ class EngineOperations:
         self._gone: OrderedDict[str, float] = OrderedDict()  # and when; the latest stand last
         self._versions: Kept[int] = Kept(max_entries=remember, max_bytes=MAX_REMEMBERED_BYTES)
         self._timers: list[tuple[float, str]] = []
-        self._standing: set[str] = set()
 
     @property
     def open_operations(self) -> list[Operation]:
@@ -224,7 +257,8 @@ class EngineOperations:
                 # Accepted, since it will be acted on, and told so, since that may take a while.
                 self._accept(operation)
                 actions.outcomes.append(self._outcome(operation, "accepted"))
-                self._parked.setdefault(key.request, {})[operation.id] = operation
+                operation.enter("kept")
+                self._kept.setdefault(key.request, {})[operation.id] = operation
                 self._arm(operation)
                 actions.expect.append(operation)
         elif self._acts_at_submission(operation):
@@ -279,6 +313,11 @@ class EngineOperations:
                 self._displace(actions, claim.displaced, operation)
         if claim_key is not None and claim_key[0] not in _CONTEXT_AXES:
             self._requests[claim_key[1]].add(operation.id)
+        self._apply(actions, operation)
+
+    @staticmethod
+    def _apply(actions: Actions, operation: Operation) -> None:
+        operation.enter("applying")
         actions.apply.append(operation)
 
     def _displace(self, actions: Actions, old: Operation, new: Operation) -> None:
@@ -289,7 +328,7 @@ class EngineOperations:
         self._accept(old)
         if old.source != new.source:
             self._end(actions, old, "failed", "outranked", new.source)
-        elif old.id in self._standing:
+        elif old.stage == "in_effect":
             reason = "released" if isinstance(new.control, Release) else "renewed"
             self._end(actions, old, "completed", reason, new.id)
         else:
@@ -304,7 +343,7 @@ class EngineOperations:
             self._end(actions, operation, "rejected", "not_yours", control.target)
         else:
             self._stop(actions, target, "cancelled", operation.id)
-            actions.apply.append(operation)  # it is completed when what was reverted is gone
+            self._apply(actions, operation)  # it is completed when what was reverted is gone
 
     def _withdraw(self, actions: Actions, operation: Operation) -> None:
         source = operation.source
@@ -315,10 +354,10 @@ class EngineOperations:
         for target in [op for op in self._open.values() if op.source == source]:
             if target is not operation:
                 self._stop(actions, target, "withdrawn", operation.id)
-        actions.apply.append(operation)
+        self._apply(actions, operation)
 
     def _stop(self, actions: Actions, target: Operation, reason: str, detail: str) -> None:
-        if not self._unpark(target):
+        if not self._unkeep(target):
             actions.revert.append(target)
             self._drop_claim(target)
         self._accept(target)
@@ -339,9 +378,9 @@ class EngineOperations:
             if result.status == "accepted":
                 if not already:
                     actions.outcomes.append(self._outcome(operation, "accepted"))
-                if result.standing:
-                    self._standing.add(operation.id)
-                else:
+                if result.standing and operation.stage != "in_effect":
+                    operation.enter("in_effect")
+                elif not result.standing:
                     self._arm(operation)
                 return actions
         self._end(actions, operation, result.status, result.reason, result.detail, result.fallback)
@@ -384,7 +423,7 @@ class EngineOperations:
             self._versions.keep(key.context, key.context_version, 0.0)
         if key.context_version is not None:
             self._served_versions[key.request] = key.context_version
-        for operation in self._parked.pop(key.request, {}).values():
+        for operation in self._kept.pop(key.request, {}).values():
             if operation.deadline_s <= now:
                 self._end(actions, operation, "failed", "deadline", "its request came too late")
             elif stale := self._stale(operation.key, key.context_version):
@@ -402,7 +441,7 @@ class EngineOperations:
         actions = Actions()
         self._served_versions.pop(request, None)
         open_ones = [self._open[id] for id in sorted(self._requests.pop(request, ()))]
-        for operation in [*open_ones, *self._parked.get(request, {}).values()]:
+        for operation in [*open_ones, *self._kept.get(request, {}).values()]:
             self._stop(actions, operation, "request_gone", "the request has ended")
         for axis in set(AXES.values()):
             if axis not in _CONTEXT_AXES:
@@ -429,9 +468,9 @@ class EngineOperations:
             operation = self._open.get(heappop(self._timers)[1])
             if operation is None:
                 continue
-            if self._unpark(operation):
+            if self._unkeep(operation):
                 self._end(actions, operation, "failed", "deadline", "its request did not come")
-            elif operation.id not in self._standing:
+            elif operation.stage != "in_effect":
                 self._stop(actions, operation, "deadline", "the effect was not there in time")
         return actions
 
@@ -447,7 +486,7 @@ class EngineOperations:
         for operation in list(self._open.values()):
             self._accept(operation)
             self._end(actions, operation, "failed", reason)
-        self._parked.clear()
+        self._kept.clear()
         self._requests.clear()
         self._served_versions.clear()
         self._timers.clear()
@@ -469,14 +508,15 @@ class EngineOperations:
         if len(self._timers) > 2 * len(self._open) + _SPARE_TIMERS:
             self._timers = sorted({timer for timer in self._timers if timer[1] in self._open})
 
-    def _unpark(self, operation: Operation) -> bool:
+    def _unkeep(self, operation: Operation) -> bool:
         """Whether an operation was kept for its request, and so never handed out."""
-        request = operation.key.request or ""
-        kept = self._parked.get(request)
-        if kept is None or kept.pop(operation.id, None) is None:
+        if operation.stage != "kept":
             return False
+        request = operation.key.request or ""
+        kept = self._kept[request]
+        del kept[operation.id]
         if not kept:
-            del self._parked[request]
+            del self._kept[request]
         return True
 
     def _drop_claim(self, operation: Operation) -> None:
@@ -514,7 +554,6 @@ class EngineOperations:
         operation.advance(status)
         del self._open[operation.id]
         self._open_bytes -= self._sizes.pop(operation.id)
-        self._standing.discard(operation.id)
         if (of_request := self._requests.get(operation.key.request or "")) is not None:
             of_request.discard(operation.id)
         answer = self._outcome(operation, status, reason, detail, fallback)

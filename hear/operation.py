@@ -1,7 +1,12 @@
 """The life of one control: everything that moves an operation from state to state lives here.
 
-The whole life cycle is the table ``TRANSITIONS``. What is not in it is forbidden, so an operation
-ends exactly once (paper, section 3.3: acceptance is not completion).
+An operation has a *phase*, which its outcomes tell, at its sender and at its engine. The table
+``TRANSITIONS`` has all moves; what is not in it is forbidden, so an operation ends exactly once
+(paper, section 3.3: acceptance is not completion).
+
+While it is open at its engine it has a *stage* as well, of which no message tells: whether it waits
+for its request, is being applied, or is in effect. ``STAGES`` has all moves of it; from each stage
+an operation may end.
 """
 
 from typing import Final, Literal
@@ -27,6 +32,15 @@ TRANSITIONS: Final[dict[Phase, dict[OperationStatus, Phase]]] = {
     "failed": {},
 }
 
+Stage = Literal["admitted", "kept", "applying", "in_effect"]
+
+STAGES: Final[dict[Stage, tuple[Stage, ...]]] = {
+    "admitted": ("kept", "applying"),  # it was found to be a control that can be carried out
+    "kept": ("applying",),  # the request that it names has not arrived
+    "applying": ("in_effect",),  # the backend was handed it, and has not said that it is done
+    "in_effect": (),  # what it asked for holds until its lease or its request ends
+}
+
 TERMINAL: Final[frozenset[Phase]] = frozenset(p for p, after in TRANSITIONS.items() if not after)
 
 
@@ -36,7 +50,17 @@ class Operation:
     Its id is its own among those of ``tenant``, and so are the names in its key.
     """
 
-    __slots__ = ("control", "deadline_s", "id", "key", "phase", "source", "submitted_s", "tenant")
+    __slots__ = (
+        "control",
+        "deadline_s",
+        "id",
+        "key",
+        "phase",
+        "source",
+        "stage",
+        "submitted_s",
+        "tenant",
+    )
 
     def __init__(
         self,
@@ -57,6 +81,7 @@ class Operation:
         self.deadline_s = deadline_s
         self.tenant = tenant
         self.phase: Phase = "submitted"
+        self.stage: Stage = "admitted"
 
     @property
     def ref(self) -> Ref:
@@ -91,6 +116,20 @@ class Operation:
                 f"operation {self.id}: {status} after {self.phase}, expected one of "
                 f"{sorted(TRANSITIONS[self.phase]) or 'nothing'}"
             ) from None
+
+    def enter(self, stage: Stage) -> None:
+        """Move to another stage at the engine.
+
+        Raises:
+            LocalProtocolError: the table has no such move, or the operation has ended; nothing is
+                changed.
+        """
+        if self.terminal or stage not in STAGES[self.stage]:
+            raise LocalProtocolError(
+                f"operation {self.id}: {stage} after {self.phase} and {self.stage}, expected one "
+                f"of {'nothing' if self.terminal else sorted(STAGES[self.stage]) or 'nothing'}"
+            )
+        self.stage = stage
 
     def __repr__(self) -> str:
         kind = type(self.control).__name__

@@ -8,6 +8,23 @@ come (``joining``), what may pass (``screening``), who gets it (``routing``), wh
 
 It must not know what a message means. It is told what came and when, and says what to send.
 
+Theory of operation. A connection becomes a peer's by a hello (``joining``). A peer is *here*, while
+it has a connection; *away*, from when that is lost, for ``AWAY_S``; and then *gone*. A hello of the
+same session brings one that is away back to where it was; a goodbye makes it gone at once, and so
+does, where ``joining`` allows it, a hello of another session under its name.
+
+Invariants:
+
+1. A frame counts only if it came over the connection that its peer has now.
+2. What a peer says is done in the order in which it was said, and what it is sent is in the order
+   in which it was put into its backlog.
+3. A reliable message is told its sender as settled once each reader that it was for has taken it
+   over, was cut off, or is gone; so a sender that is still here can say again all that is not.
+4. What is kept for a peer that is away is what is kept for one that is here and does not read, and
+   has the same bounds.
+5. When a peer is gone, what it provided, subscribed to and asked for goes, and its will is done,
+   unless it said goodbye.
+
 What comes over a connection that has joined waits in its peer's inbox. ``turn`` then does so much
 of it as takes a few milliseconds: one key after the other, and of each one peer after the other
 (``turns``). What is done is counted in units of about a microsecond, since this module has no

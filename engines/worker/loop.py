@@ -1,9 +1,25 @@
 """The one loop that serves every engine: controls in, state and outcomes out.
 
-The worker owns the bus side of an engine: it drives the backend, reads the controls of all tenants
-and gives each what is its own to a ``TenantSession``. What a control means is decided by
-``hear.engine_operations``; what it does, by the backend. If the bus is lost, the worker goes on
-without it: the engine serves, in its own order, and nobody is told.
+Theory of operation. A worker joins one backend to one bus. Two tasks run in it, on one trio loop:
+
+- *controls*: a ``ControlReader`` takes the controls of all tenants off the bus and hands each to
+  the ``TenantSession`` of its tenant, which lets ``hear.engine_operations`` decide, and has the
+  backend do what is to be done.
+- *serving*: the backend runs, and reports what happened. A report goes to the session of its
+  tenant; what is told of the engine as a whole goes to all sessions.
+
+A session is opened with the first request or control of its tenant. A backend that fails is run
+again in a new epoch, in which every session begins anew; one that fails too often ends the worker.
+
+Invariants:
+
+1. All that a worker knows of a tenant is in its session, so nothing of one tenant meets another.
+2. An end is noted in the operation log before it is told, and an operation before it is applied: a
+   worker that is killed in between tells of it, or fails it, in its next life.
+3. The epoch grows with each start of the backend, and the numbers of messages begin anew with it;
+   within an epoch no session uses a number twice, also if its tenant went and came again.
+4. If the bus is lost, the engine serves on, in its own order, and nobody is told.
+5. However a worker ends, what is open ends ``engine_stopped``, and its snapshots are withdrawn.
 """
 
 from collections import deque

@@ -641,7 +641,7 @@ def test_memory_is_bounded() -> None:
     operations = driver.operations
     assert len(operations._ended) == len(operations._versions) == len(operations._gone) == 10
     assert not any(
-        (operations._open, operations._requests, operations._parked, len(operations._arbiter))
+        (operations._open, operations._requests, operations._kept, len(operations._arbiter))
     )
     assert said(driver.send("op99", Prioritise(priority=1), request="r99")) == [
         ("op99", "completed", "")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hear.errors import LocalProtocolError
 from hear.messages import OperationStatus
-from hear.operation import TERMINAL, TRANSITIONS, Phase
+from hear.operation import STAGES, TERMINAL, TRANSITIONS, Phase, Stage
 from tests.hear.builders import operation
 
 STATUSES: tuple[OperationStatus, ...] = get_args(OperationStatus)
@@ -45,6 +45,29 @@ def test_an_operation_ends_once_at_most(statuses: list[OperationStatus]) -> None
             continue
         ends += op.terminal
     assert ends == op.terminal <= 1
+
+
+@pytest.mark.parametrize("after", STAGES)
+@pytest.mark.parametrize("before", STAGES)
+def test_a_stage_that_is_not_in_the_table_raises_and_changes_nothing(
+    before: Stage, after: Stage
+) -> None:
+    op = operation()
+    op.stage = before
+    if after in STAGES[before]:
+        op.enter(after)
+        assert op.stage == after
+    else:
+        with pytest.raises(LocalProtocolError, match=f"operation op: {after} after submitted"):
+            op.enter(after)
+        assert op.stage == before
+
+
+def test_what_has_ended_enters_no_stage() -> None:
+    op = operation()
+    op.advance("rejected")
+    with pytest.raises(LocalProtocolError, match="kept after rejected and admitted"):
+        op.enter("kept")
 
 
 def test_acceptance_is_not_the_end_and_completion_needs_acceptance() -> None:

@@ -1,7 +1,7 @@
 """``EngineBackend`` over the plug-in, on HEAR's thread.
 
-It keeps a copy of the queue and of what is resident from the news of the engine's thread, so that
-it can say the whole of both at any time without touching vLLM. The copy is as of the last news, and
+It keeps a copy of the queue and of what is resident from the engine's events, so that it can say
+the whole of both at any time without touching vLLM. The copy is as of the last engine events, and
 what it says has happened is in it before it is said.
 """
 
@@ -20,10 +20,10 @@ from hear.engines.vllm.holdings import CPU, GPU, Holdings
 from hear.engines.vllm.identity import Tenants
 from hear.engines.vllm.plugin.bridge import (
     Command,
+    EngineEvents,
     Gauges,
-    Moved,
-    News,
-    Pace,
+    RequestUpdate,
+    StepTimings,
 )
 from hear.engines.vllm.plugin.engine_side import MODE, Plugin
 from hear.engines.vllm.plugin.own_events import read
@@ -64,13 +64,13 @@ class VllmBackend:
         self._queue = QueueCopy()
         self._gauges = Gauges(self._facts.num_gpu_blocks, 0, 0, 0)
         self._costs = self._facts.first_costs
-        self._pace = Pace()
+        self._step_timings = StepTimings()
         self._report: Callable[[Report], None] | None = None
         self._timer_s = inf
         self._timer_moved = trio.Event()
 
     def listen(self) -> None:
-        """Take the engine's news in from now on, on the trio loop that this is called in."""
+        """Take engine events in from now on, on the trio loop that this is called in."""
         self._queue.offset_s = trio.current_time() - time.monotonic()
         self._bridge.listen(self._take_in)
 
@@ -85,7 +85,7 @@ class VllmBackend:
         return self._costs
 
     def pressure(self) -> PressureReported:
-        """How full it was at its last news."""
+        """How full it was as last told."""
         total, gauges = self._facts.num_gpu_blocks, self._gauges
         tiers = [
             TierPressure(
@@ -134,8 +134,8 @@ class VllmBackend:
 
     async def run(self, report: Callable[[Report], None]) -> None:
         """Report until cancelled, to each tenant its own."""
-        for tenant, moved in self._queue.rows():  # they came while nobody listened
-            report(Report(tenant=tenant, arrived=[moved.key]))
+        for tenant, update in self._queue.rows():  # they came while nobody listened
+            report(Report(tenant=tenant, arrived=[update.key]))
         self._report = report
         try:
             while True:
@@ -149,66 +149,66 @@ class VllmBackend:
         finally:
             self._report = None
 
-    # -- the news -----------------------------------------------------------------------------
+    # -- engine events ---------------------------------------------------------------------------
 
-    def _take_in(self, news: News) -> None:
-        if news.gauges is not None:
-            self._gauges = news.gauges
-        if news.pace is not None:
-            self._measure(news.pace)
-        if news.timer_s is not None:
-            timer_s = news.timer_s + self._queue.offset_s
+    def _take_in(self, engine_events: EngineEvents) -> None:
+        if engine_events.gauges is not None:
+            self._gauges = engine_events.gauges
+        if engine_events.step_timings is not None:
+            self._measure(engine_events.step_timings)
+        if engine_events.timer_s is not None:
+            timer_s = engine_events.timer_s + self._queue.offset_s
             if timer_s != self._timer_s:
                 self._timer_s = timer_s
                 self._timer_moved.set()
-        reports = self._reports(news)
+        reports = self._reports(engine_events)
         if self._report is not None:
             for report in reports.values():
                 self._report(report)
-        for name in news.awaiting:
+        for name in engine_events.awaiting:
             self._bridge.command(Command("answered", None, name))
 
-    def _reports(self, news: News) -> dict[str, Report]:
+    def _reports(self, engine_events: EngineEvents) -> dict[str, Report]:
         """What there is to say to each tenant, once it stands in the copy as well."""
         reports: dict[str, Report] = {}
 
         def of(tenant: str) -> Report:
             return reports.setdefault(tenant, Report(tenant=tenant))
 
-        for key, tenant in news.arrived:
+        for key, tenant in engine_events.arrived:
             self._tenants.add(tenant)
             of(tenant).arrived.append(key)
-        for tenant, ride, hints in news.hints:
+        for tenant, ride, hints in engine_events.hints:
             of(tenant).asked += _controls(hints, ride)
-        for tenant, blocks in self._holdings.take(read(news.kv_events)).items():
+        for tenant, blocks in self._holdings.take(read(engine_events.kv_events)).items():
             of(tenant).blocks = blocks
-        moved: dict[str, list[Moved]] = {}
-        for row in news.moved:
-            moved.setdefault(row.tenant, []).append(row)
-        for tenant, rows in moved.items():
+        updates: dict[str, list[RequestUpdate]] = {}
+        for row in engine_events.updates:
+            updates.setdefault(row.tenant, []).append(row)
+        for tenant, rows in updates.items():
             of(tenant).queue = self._queue.move(tenant, rows)
-        for (tenant, operation), result in news.results:
+        for (tenant, operation), result in engine_events.results:
             of(tenant).results.append((operation, result))
-        for (tenant, operation), outcome in news.operations:
+        for (tenant, operation), outcome in engine_events.operations:
             of(tenant).operations.append(OperationEnded(operation, outcome))
-        for key, tenant, ended in news.outcomes:
+        for key, tenant, ended in engine_events.outcomes:
             of(tenant).requests.append((key, ended))
         return reports
 
-    def _measure(self, pace: Pace) -> None:
+    def _measure(self, timings: StepTimings) -> None:
         """Let the costs follow what the engine's steps took, where that has changed."""
-        steps = pace.decode_steps - self._pace.decode_steps
-        tokens = pace.prefill_tokens - self._pace.prefill_tokens
+        steps = timings.decode_steps - self._step_timings.decode_steps
+        tokens = timings.prefill_tokens - self._step_timings.prefill_tokens
         if steps < 64 and tokens < 8_192:
             return
         costs = self._costs
         decode, prefill = costs.decode_step_s, costs.prefill_tokens_per_s
         if steps:
-            decode = (pace.decode_s - self._pace.decode_s) / steps
-        seconds = pace.prefill_s - self._pace.prefill_s
+            decode = (timings.decode_s - self._step_timings.decode_s) / steps
+        seconds = timings.prefill_s - self._step_timings.prefill_s
         if tokens and seconds > 0:
             prefill = tokens / seconds
-        self._pace = pace
+        self._step_timings = timings
         if _moved(decode, costs.decode_step_s) or _moved(prefill, costs.prefill_tokens_per_s):
             self._costs = CostsReported(
                 basis="calibrated",

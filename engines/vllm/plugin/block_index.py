@@ -6,7 +6,7 @@ kept as vLLM fills and empties that: once for each block that becomes full, and 
 taken and given back. A hash may name several blocks: one in each group, and copies that requests
 computed side by side.
 
-It belongs to the engine's thread. It knows nothing of leases, requests or messages.
+The scheduler lock guards it (``bridge``). It knows nothing of leases, requests or messages.
 """
 
 from collections.abc import Mapping

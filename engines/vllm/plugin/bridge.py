@@ -1,11 +1,24 @@
-"""Between the engine's thread and HEAR's: commands one way, news the other.
+"""Between the engine's thread and HEAR's: commands one way, engine events the other.
 
-vLLM's scheduler may be touched on the engine's thread alone, and the bus on HEAR's alone. Neither
-waits for the other for long. While a step computes nobody touches the scheduler, so HEAR's thread
-carries commands out itself then (``Window``); else the engine's thread drains them between steps,
-and an idle one, which blocks on its input queue, has to be woken for them. News are handed over in
-batches, since each hand-over costs HEAR's thread a turn of the interpreter, which the engine's
-could use.
+Theory of operation. Two threads: the *engine's*, which runs vLLM's scheduler, and *HEAR's*, which
+runs a trio loop with the bus and the worker. What a control does to the scheduler may be done by
+either, under the ``SchedulerLock``:
+
+- ``Bridge.command`` (HEAR's thread) puts a command into the queue. If a step is computing, it gets
+  the lock and carries out the whole queue itself; else it wakes the engine's thread, which carries
+  the queue out between two steps, or at once if it was idle.
+- ``Bridge.tell`` (whoever holds the lock) puts engine events into the other queue and has HEAR's
+  loop called once for all of them, since each call costs HEAR's thread a turn of the interpreter,
+  which the engine's thread could use.
+
+Invariants:
+
+1. Who touches the scheduler, ``engine_side`` or what it drives holds the lock; the bus and the
+   worker are touched on HEAR's thread alone.
+2. HEAR's thread never waits for the lock; the engine's waits while commands are carried out.
+3. Commands are carried out in the order in which they were given, whichever thread does it.
+4. Engine events are received in the order in which they happened. Those from before ``listen`` are
+   received first; if HEAR's loop is over they are dropped, and the engine serves on.
 """
 
 import threading
@@ -30,7 +43,7 @@ class Command(NamedTuple):
     name: Ref = ("", "")
 
 
-class Moved(NamedTuple):
+class RequestUpdate(NamedTuple):
     """Where a request stands in the queue. ``since_s`` is of ``time.monotonic``."""
 
     key: Key
@@ -53,7 +66,7 @@ class Gauges(NamedTuple):
     preemptions: int
 
 
-class Pace(NamedTuple):
+class StepTimings(NamedTuple):
     """What the engine's steps have taken so far: those that only decoded, and the others."""
 
     decode_steps: int = 0
@@ -63,8 +76,8 @@ class Pace(NamedTuple):
 
 
 @dataclass(slots=True)
-class News:
-    """What happened in the engine since the last news.
+class EngineEvents:
+    """What happened in the engine since the last of these.
 
     ``awaiting`` are those of ``arrived`` that do not start before they are answered, ``hints`` what
     came with them in vLLM's form: the tenant, the request that carried it, and the envelope.
@@ -73,46 +86,52 @@ class News:
     arrived: list[tuple[Key, str]] = field(default_factory=list)
     awaiting: list[Ref] = field(default_factory=list)
     hints: list[tuple[str, Ride, Any]] = field(default_factory=list)
-    moved: list[Moved] = field(default_factory=list)
+    updates: list[RequestUpdate] = field(default_factory=list)
     results: list[tuple[Ref, ApplyResult]] = field(default_factory=list)
     operations: list[tuple[Ref, OperationOutcome]] = field(default_factory=list)
     outcomes: list[tuple[Key, str, RequestOutcome]] = field(default_factory=list)
     kv_events: list[Any] = field(default_factory=list)
     gauges: Gauges | None = None
-    pace: Pace | None = None
+    step_timings: StepTimings | None = None
     timer_s: float | None = None
 
 
-class Window:
-    """The times in which the engine's thread is not in its scheduler, because a step computes.
+class SchedulerLock:
+    """Guards vLLM's scheduler, its block pool, and all of HEAR's that stands on them.
 
-    The engine's thread holds a lock at all other times. It opens the window when it leaves the
-    scheduler with a step to compute, and closes it before whatever it does there next; if HEAR's
-    thread is in it at that moment, it waits until that has come out, which takes microseconds.
+    The engine's thread holds it whenever it is not waiting for a step to compute: it releases the
+    lock as it leaves the scheduler with a step, and acquires it before whatever it does there next.
+    HEAR's thread tries it and never waits; if it is in at the moment in which the engine's thread
+    comes back, that one waits for as long as a few commands take, which is microseconds.
     """
 
     def __init__(self) -> None:
+        """Made on the engine's thread, which holds it from the beginning."""
         self._lock = threading.Lock()
         self._lock.acquire()
-        self._is_open = False
+        self._is_released = False
         self._inside: int | None = None
 
-    def open(self) -> None:
-        """Let HEAR's thread in."""
-        if not self._is_open:
-            self._is_open = True
+    def release(self) -> None:
+        """Engine's thread: a step computes. Nothing happens if it does not hold the lock."""
+        if not self._is_released:
+            self._is_released = True
             self._lock.release()
 
-    def close(self) -> bool:
-        """Let it in no more; whether it was open. What it does inside may come through here too."""
-        if not self._is_open or self._inside == threading.get_ident():
+    def acquire(self) -> bool:
+        """Engine's thread: back in the scheduler; whether it had released the lock.
+
+        What HEAR's thread does inside may call vLLM's code that comes through here, too: then the
+        lock stays as it is.
+        """
+        if not self._is_released or self._inside == threading.get_ident():
             return False
         self._lock.acquire()
-        self._is_open = False
+        self._is_released = False
         return True
 
-    def use(self, work: Callable[[], None]) -> bool:
-        """Do something inside, if it is open; whether it was done."""
+    def run_if_free(self, work: Callable[[], None]) -> bool:
+        """HEAR's thread: do something under the lock, if it can be had; whether it was done."""
         if not self._lock.acquire(blocking=False):
             return False
         self._inside = threading.get_ident()
@@ -125,7 +144,7 @@ class Window:
 
 
 class Bridge:
-    """The two queues, and the window.
+    """The two queues, and the lock.
 
     ``wake_engine`` is set by whoever runs the engine's thread, and ``drain`` by whoever carries
     commands out.
@@ -134,18 +153,18 @@ class Bridge:
     def __init__(self) -> None:
         self.wake_engine: Callable[[], None] = lambda: None
         self.drain: Callable[[], None] = lambda: None
-        self.window = Window()
+        self.scheduler_lock = SchedulerLock()
         self._commands: deque[Command] = deque()
-        self._news: deque[News] = deque()
+        self._engine_events: deque[EngineEvents] = deque()
         self._token: trio.lowlevel.TrioToken | None = None
-        self._receive: Callable[[News], None] = lambda news: None
+        self._receive: Callable[[EngineEvents], None] = lambda engine_events: None
         self._handing_over = False
         self._over = False
 
     # -- HEAR's thread ------------------------------------------------------------------------
 
-    def listen(self, receive: Callable[[News], None]) -> None:
-        """Have news received on the trio loop that this is called in; older ones come first."""
+    def listen(self, receive: Callable[[EngineEvents], None]) -> None:
+        """Have events received on the trio loop that this is called in; older ones come first."""
         self._receive = receive
         self._token = trio.lowlevel.current_trio_token()
         self._hand_over()
@@ -153,15 +172,15 @@ class Bridge:
     def command(self, command: Command) -> None:
         """Have a command carried out, as soon as nobody else is in the scheduler."""
         self._commands.append(command)
-        if not self.window.use(self.drain):
+        if not self.scheduler_lock.run_if_free(self.drain):
             self.wake_engine()
 
     def _hand_over(self) -> None:
         self._handing_over = False
-        while self._news:
-            self._receive(self._news.popleft())
+        while self._engine_events:
+            self._receive(self._engine_events.popleft())
 
-    # -- the engine's thread ------------------------------------------------------------------
+    # -- who holds the lock -------------------------------------------------------------------
 
     @property
     def has_commands(self) -> bool:
@@ -172,11 +191,11 @@ class Bridge:
         """The oldest command that is not carried out yet."""
         return self._commands.popleft() if self._commands else None
 
-    def tell(self, news: News) -> None:
-        """Hand news over. If HEAR's thread has ended, nobody is told, and the engine serves on."""
+    def tell(self, engine_events: EngineEvents) -> None:
+        """Hand events over. If HEAR's loop is over, nobody is told, and the engine serves on."""
         if self._over:
             return
-        self._news.append(news)
+        self._engine_events.append(engine_events)
         if self._token is None or self._handing_over:
             return
         self._handing_over = True
@@ -184,4 +203,4 @@ class Bridge:
             self._token.run_sync_soon(self._hand_over)
         except trio.RunFinishedError:
             self._over = True
-            self._news.clear()
+            self._engine_events.clear()

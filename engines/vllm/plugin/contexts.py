@@ -1,8 +1,8 @@
 """What each context was last served with, so that controls can speak of a context's blocks.
 
 vLLM knows requests and blocks, and no contexts. This remembers, of the most recent ones, the hashes
-of their blocks and the tokens behind them, without which nothing could be prefilled again. It lives
-on the engine's thread.
+of their blocks and the tokens behind them, without which nothing could be prefilled again. The
+scheduler lock guards it (``bridge``).
 """
 
 from array import array

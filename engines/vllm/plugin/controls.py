@@ -1,4 +1,7 @@
-"""What each control does to vLLM, on the engine's thread: one line a kind, the work elsewhere."""
+"""What each control does to vLLM: one line a kind, the work elsewhere.
+
+The scheduler lock guards it (``bridge``).
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence

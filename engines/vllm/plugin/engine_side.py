@@ -1,7 +1,8 @@
-"""HEAR inside vLLM's engine: what its scheduler is asked and tells, on the engine's thread.
+"""HEAR inside vLLM's engine: what its scheduler is asked and tells.
 
 ``scheduler.py`` calls this where something happens; it keeps how each request stands, carries out
-what HEAR's thread commands, and hands news over when there are some. What is urgent (outcomes,
+what HEAR's thread commands, and hands over what happened. It runs under the scheduler lock, on the
+engine's thread or, while a step computes, on HEAR's (``bridge``). What is urgent (outcomes,
 arrivals, moves of the queue) goes at once, blocks are told in batches.
 """
 
@@ -18,10 +19,10 @@ from hear.engines.vllm.holdings import CPU, GPU
 from hear.engines.vllm.identity import key_of, salt_of, tenant_of, unusable
 from hear.engines.vllm.plugin.bridge import (
     Bridge,
+    EngineEvents,
     Gauges,
-    Moved,
-    News,
-    Pace,
+    RequestUpdate,
+    StepTimings,
 )
 from hear.engines.vllm.plugin.controls import Controls
 from hear.engines.vllm.plugin.settings import Settings
@@ -61,14 +62,14 @@ class Plugin:
         self._by_name: dict[Ref, Standing] = {}
         self._prefilling: dict[str, Standing] = {}
         self._moved: dict[str, Standing] = {}
-        self._news = News()
+        self._engine_events = EngineEvents()
         self._said_unusable: set[str] = set()
         self._urgent = False
         self._told_s = 0.0
         self._timer_told: float | None = None
         self._restored_tokens = 0
         self._preemptions = 0
-        self._pace = [0, 0.0, 0, 0.0]
+        self._step_timings = [0, 0.0, 0, 0.0]
         self._step_began_s = 0.0
         self._max_lease_s = settings.max_lease_s
         self.controls = Controls(
@@ -119,16 +120,18 @@ class Plugin:
         self._by_id[request.request_id] = standing
         if prepare is None:
             self._by_name[tenant, key.request or ""] = standing
-            self._news.arrived.append((key, tenant))
+            self._engine_events.arrived.append((key, tenant))
             accepted = RequestOutcome(status="accepted", prompt_tokens=request.num_prompt_tokens)
-            self._news.outcomes.append((key, tenant, accepted))
+            self._engine_events.outcomes.append((key, tenant, accepted))
             self.controls.arrived(standing, standing.since_s)
             if request.kv_hints is not None:
-                self._news.hints.append((tenant, self._ride(request, key), request.kv_hints))
+                self._engine_events.hints.append(
+                    (tenant, self._ride(request, key), request.kv_hints)
+                )
             self.controls.placement.hasher = request._block_hasher
             if self._expected.pop((tenant, key.request or ""), False):
                 self.controls.queue.await_answer(standing)
-                self._news.awaiting.append((tenant, key.request or ""))
+                self._engine_events.awaiting.append((tenant, key.request or ""))
         self._has_moved(standing)
 
     def preempted(self, request: Any) -> None:
@@ -154,7 +157,7 @@ class Plugin:
         self._has_moved(standing)
         failure = FAILURES.get(request.status.name, "")
         self.controls.left(standing, time.monotonic(), completed=not failure)
-        self._news.outcomes.append(
+        self._engine_events.outcomes.append(
             (standing.key, standing.tenant, self._outcome(standing, failure))
         )
         self._urgent = True
@@ -235,15 +238,15 @@ class Plugin:
     def _count_step(self, output: Any, seconds: float) -> None:
         tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
         if tokens == requests:
-            self._pace[0] += 1
-            self._pace[1] += seconds
+            self._step_timings[0] += 1
+            self._step_timings[1] += seconds
         else:
-            self._pace[2] += tokens
-            self._pace[3] += seconds
+            self._step_timings[2] += tokens
+            self._step_timings[3] += seconds
 
     def kv_events(self, events: Sequence[Any]) -> None:
         """vLLM's caches have changed."""
-        self._news.kv_events.extend(events)
+        self._engine_events.kv_events.extend(events)
         self.controls.kv_events(events)
 
     def _sync(self) -> None:
@@ -255,7 +258,7 @@ class Plugin:
         if events:
             scheduler.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
 
-    # -- commands, timers, news ---------------------------------------------------------------
+    # -- commands, timers, engine events ----------------------------------------------------------
 
     def turn(self) -> None:
         """Carry out what was commanded and what is due; cheap if there is nothing."""
@@ -287,7 +290,7 @@ class Plugin:
                 self.controls.revert(operation)
             else:
                 assert operation is not None
-                self._news.results.append((operation.ref, self._apply(operation)))
+                self._engine_events.results.append((operation.ref, self._apply(operation)))
                 self._urgent = True
         self._tell(time.monotonic())
 
@@ -298,30 +301,30 @@ class Plugin:
             return ApplyResult("failed", "engine_error", f"{type(error).__name__}: {error}")
 
     def _tell(self, now: float, *, at_once: bool = False) -> None:
-        news = self._news
+        engine_events = self._engine_events
         ended, self.controls.ended = self.controls.ended, []
-        news.operations += ended
+        engine_events.operations += ended
         timer = self.controls.next_timer()
         if not (self._urgent or self._moved or ended or timer != self._timer_told):
-            if not news.kv_events:
+            if not engine_events.kv_events:
                 return
             if not at_once and now - self._told_s < BLOCKS_INTERVAL_S:
                 return
         moved, self._moved = self._moved, {}
-        news.moved = [self._as_moved(s) for s in moved.values() if s.prepare is None]
+        engine_events.updates = [self._as_update(s) for s in moved.values() if s.prepare is None]
         pool = self._scheduler.kv_cache_manager.block_pool
-        news.gauges = Gauges(
+        engine_events.gauges = Gauges(
             free=pool.get_num_free_blocks(),
             cached=len(pool.cached_block_hash_to_block),
             restored_tokens=self._restored_tokens,
             preemptions=self._preemptions,
         )
-        news.pace = Pace(*self._pace)  # type: ignore[arg-type]
-        news.timer_s = self._timer_told = timer
-        self._news = News()
+        engine_events.step_timings = StepTimings(*self._step_timings)  # type: ignore[arg-type]
+        engine_events.timer_s = self._timer_told = timer
+        self._engine_events = EngineEvents()
         self._urgent = False
         self._told_s = now
-        self.bridge.tell(news)
+        self.bridge.tell(engine_events)
 
     # -- pieces -------------------------------------------------------------------------------
 
@@ -349,9 +352,9 @@ class Plugin:
         )
 
     @staticmethod
-    def _as_moved(standing: Standing) -> Moved:
+    def _as_update(standing: Standing) -> RequestUpdate:
         request = standing.request
-        return Moved(
+        return RequestUpdate(
             key=standing.key,
             tenant=standing.tenant,
             state=standing.state,

@@ -3,8 +3,8 @@
 To the first tier they go by a request of the engine's own, behind all that anybody waits for, which
 loads what the CPU tier holds and computes the rest; nobody is answered. vLLM's offloading connector
 copies what a request has used to the CPU tier, so the same request brings blocks there. Whatever
-was begun is looked at again at its end: completed is said only of what is there. All of it runs on
-the engine's thread.
+was begun is looked at again at its end: completed is said only of what is there. The scheduler
+lock guards all of it (``bridge``).
 """
 
 from collections.abc import Callable

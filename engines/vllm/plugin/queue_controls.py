@@ -1,8 +1,9 @@
-"""Controls on the waiting queue of vLLM: order, bounds on waiting, holds. On the engine's thread.
+"""Controls on the waiting queue of vLLM: order, bounds on waiting, holds.
 
 A request that has waited out its bound is *protected*: it goes before all that are not, in waiting
 order, and is the last to be preempted. A held one is in no line; a bound ends a hold too, unless
-the hold was required and the bound only preferred.
+the hold was required and the bound only preferred. The scheduler lock guards all of it
+(``bridge``).
 """
 
 import time

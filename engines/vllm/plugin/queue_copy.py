@@ -1,13 +1,13 @@
-"""The engine's queue as HEAR's thread knows it: a copy, kept by the news of the engine's thread.
+"""The engine's queue as HEAR's thread knows it: a copy, kept by the engine's events.
 
 It owns who waits and who runs, and how many of each tenant and with how many tokens: with a long
-queue, to count them anew with each news would cost the engine's thread the interpreter.
+queue, to count them anew with each engine_events would cost the engine's thread the interpreter.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass
 
-from hear.engines.vllm.plugin.bridge import Moved
+from hear.engines.vllm.plugin.bridge import RequestUpdate
 from hear.messages import QueueChanged, QueueSnapshot, RunningRequest, WaitingRequest
 from hear.operation import Ref
 
@@ -19,13 +19,13 @@ class _Totals:
     waiting_tokens: int = 0
     running_tokens: int = 0
 
-    def count(self, moved: Moved, sign: int) -> None:
-        if moved.state == "waiting":
+    def count(self, update: RequestUpdate, sign: int) -> None:
+        if update.state == "waiting":
             self.waiting += sign
-            self.waiting_tokens += sign * moved.prompt_tokens
+            self.waiting_tokens += sign * update.prompt_tokens
         else:
             self.running += sign
-            self.running_tokens += sign * (moved.prompt_tokens + moved.output_tokens)
+            self.running_tokens += sign * (update.prompt_tokens + update.output_tokens)
 
 
 class QueueCopy:
@@ -33,12 +33,12 @@ class QueueCopy:
 
     def __init__(self) -> None:
         self.offset_s = 0.0
-        self._rows: dict[Ref, Moved] = {}
+        self._rows: dict[Ref, RequestUpdate] = {}
         self._totals: defaultdict[str, _Totals] = defaultdict(_Totals)
 
-    def rows(self) -> list[tuple[str, Moved]]:
+    def rows(self) -> list[tuple[str, RequestUpdate]]:
         """All requests that are there, each with its tenant."""
-        return [(tenant, moved) for (tenant, _), moved in self._rows.items()]
+        return [(tenant, update) for (tenant, _), update in self._rows.items()]
 
     @property
     def num_waiting(self) -> int:
@@ -52,28 +52,28 @@ class QueueCopy:
 
     def snapshot(self, tenant: str) -> QueueSnapshot:
         """Who of a tenant waits, in the engine's order, and who runs."""
-        own = [moved for (owner, _), moved in self._rows.items() if owner == tenant]
+        own = [update for (owner, _), update in self._rows.items() if owner == tenant]
         waiting = sorted((m for m in own if m.state == "waiting"), key=_place)
         return QueueSnapshot(
             waiting=tuple(map(self._as_waiting, waiting)),
             running=tuple(_as_running(m) for m in own if m.state == "running"),
         )
 
-    def move(self, tenant: str, rows: list[Moved]) -> QueueChanged:
+    def move(self, tenant: str, rows: list[RequestUpdate]) -> QueueChanged:
         """Take in where requests of a tenant stand now; returns what to tell it."""
         waiting, started, ended = [], [], []
         totals = self._totals[tenant]
-        for moved in rows:
-            ref = tenant, moved.key.request or ""
+        for update in rows:
+            ref = tenant, update.key.request or ""
             if (former := self._rows.pop(ref, None)) is not None:
                 totals.count(former, -1)
-            if moved.state == "ended":
+            if update.state == "ended":
                 ended.append(ref[1])
                 continue
-            self._rows[ref] = moved
-            totals.count(moved, 1)
-            if moved.state == "waiting":
-                waiting.append(self._as_waiting(moved))
+            self._rows[ref] = update
+            totals.count(update, 1)
+            if update.state == "waiting":
+                waiting.append(self._as_waiting(update))
             else:
                 started.append(ref[1])
         if not totals.waiting + totals.running:
@@ -88,27 +88,32 @@ class QueueCopy:
             running_tokens=totals.running_tokens,
         )
 
-    def _as_waiting(self, moved: Moved) -> WaitingRequest:
+    def _as_waiting(self, update: RequestUpdate) -> WaitingRequest:
         return WaitingRequest(
-            request=moved.key.request or "",
-            context=moved.key.context,
-            since_s=moved.since_s + self.offset_s,
-            priority=moved.priority,
-            protected=moved.protected,
-            held=moved.held,
-            prompt_tokens=moved.prompt_tokens,
+            request=update.key.request or "",
+            context=update.key.context,
+            since_s=update.since_s + self.offset_s,
+            priority=update.priority,
+            protected=update.protected,
+            held=update.held,
+            prompt_tokens=update.prompt_tokens,
         )
 
 
-def _place(moved: Moved) -> tuple[bool, bool, int, float]:
+def _place(update: RequestUpdate) -> tuple[bool, bool, int, float]:
     """The order in which vLLM would take those who wait; the held, whom it would not, last."""
-    return moved.held, not moved.protected, 0 if moved.protected else moved.priority, moved.since_s
+    return (
+        update.held,
+        not update.protected,
+        0 if update.protected else update.priority,
+        update.since_s,
+    )
 
 
-def _as_running(moved: Moved) -> RunningRequest:
+def _as_running(update: RequestUpdate) -> RunningRequest:
     return RunningRequest(
-        request=moved.key.request or "",
-        context=moved.key.context,
-        prompt_tokens=moved.prompt_tokens,
-        output_tokens=moved.output_tokens,
+        request=update.key.request or "",
+        context=update.key.context,
+        prompt_tokens=update.prompt_tokens,
+        output_tokens=update.output_tokens,
     )

@@ -9,7 +9,7 @@ Blocks without a lease are in vLLM's own linked list, handled by vLLM's own code
 released or leased stand apart, in an ``EvictionOrder`` by block id: they have no links, and that is
 how one sees where a block is. Who changes the lease book says so with ``rerank``.
 
-It belongs to the engine's thread. It knows nothing of messages, operations or time.
+The scheduler lock guards it (``bridge``). It knows nothing of messages, operations or time.
 """
 
 from collections.abc import Callable, Iterable, Iterator

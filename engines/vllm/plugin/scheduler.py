@@ -16,7 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType
 
 from hear.app.log import to_stderr_unless_set_up
-from hear.engines.vllm.plugin.bridge import Window
+from hear.engines.vllm.plugin.bridge import SchedulerLock
 from hear.engines.vllm.plugin.engine_side import Plugin
 from hear.engines.vllm.plugin.host import Host
 from hear.engines.vllm.plugin.settings import settings_of
@@ -45,7 +45,11 @@ _Over: Any = object
 
 
 class HearMixin(_Over):
-    """Over a scheduler of vLLM; everything here runs on the engine's thread.
+    """Over a scheduler of vLLM.
+
+    vLLM calls it on the engine's thread, which holds the scheduler lock but while a step computes.
+    Then HEAR's thread may carry commands out (``bridge``), which calls the methods that do not take
+    part in a step, such as ``add_request``.
 
     HEAR can make serving better and must never break it: if something of HEAR's fails, that is
     logged once, its bus is told that the engine has stopped, and vLLM serves on in its own order.
@@ -54,8 +58,9 @@ class HearMixin(_Over):
     kv_event_publisher: Any
     hear: Plugin | None = None
     hear_host: Host | None = None
-    _window = Window()
-    """Of the plug-in; this one, without it, is nobody's."""
+    _scheduler_lock = SchedulerLock()
+    """The plug-in's lock. This one, of the class, is used if the plug-in could not be made, and
+    then nobody else tries it."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         settings = settings_of(vllm_config.additional_config)
@@ -84,7 +89,7 @@ class HearMixin(_Over):
             self.kv_event_publisher, lambda events: self._tell("kv_events", events)
         )
         self.hear.bridge.drain = lambda: self._tell("turn")
-        self._window = self.hear.bridge.window
+        self._scheduler_lock = self.hear.bridge.scheduler_lock
         self.hear_host.start()
 
     def _tell(self, hook: str, *args: Any) -> None:
@@ -106,7 +111,7 @@ class HearMixin(_Over):
             host.stop(wait=False)
 
     def add_request(self, request: Any) -> None:
-        self._window.close()
+        self._scheduler_lock.acquire()
         is_new = request.request_id not in self.requests
         if is_new:
             self._tell("arriving", request)
@@ -115,11 +120,11 @@ class HearMixin(_Over):
             self._tell("added", request)
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
-        self._window.close()
+        self._scheduler_lock.acquire()
         return super().finish_requests(*args, **kwargs)
 
     def has_requests(self) -> bool:
-        self._window.close()
+        self._scheduler_lock.acquire()
         self._tell("turn")
         has_some: bool = super().has_requests()
         if not has_some:
@@ -127,24 +132,24 @@ class HearMixin(_Over):
         return has_some
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self._window.close()
+        self._scheduler_lock.acquire()
         self._tell("before_step")
         output = super().schedule(*args, **kwargs)
         self._tell("scheduled", output)
         if output.total_num_scheduled_tokens:
-            self._window.open()
+            self._scheduler_lock.release()
         return output
 
     def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
         # Called while a step computes, or is about to.
-        was_open = self._window.close()
+        was_open = self._scheduler_lock.acquire()
         bitmask = super().get_grammar_bitmask(*args, **kwargs)
         if was_open:
-            self._window.open()
+            self._scheduler_lock.release()
         return bitmask
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        self._window.close()
+        self._scheduler_lock.acquire()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._tell("stepped", scheduler_output)
         return outputs

@@ -1,6 +1,6 @@
 """How one request stands in vLLM, as far as HEAR has to know beside vLLM itself.
 
-It lives on the engine's thread. Times are ``time.monotonic`` seconds of this process.
+The scheduler lock guards it (``bridge``). Times are ``time.monotonic`` seconds of this process.
 """
 
 from typing import Any, Final, Literal

@@ -208,7 +208,7 @@ class CoreClient:
             kv_hints=kv_hints,
         )
         token = trio.lowlevel.current_trio_token()
-        news, receiving = trio.open_memory_channel[Any](100_000)
+        engine_events, receiving = trio.open_memory_channel[Any](100_000)
         sent_s = trio.current_time()
         first_s: float | None = None
         tokens: list[int] = []
@@ -216,7 +216,7 @@ class CoreClient:
 
         def receive(output: Any) -> None:
             with suppress(trio.RunFinishedError):  # the client has gone, and all of its test
-                token.run_sync_soon(news.send_nowait, output)
+                token.run_sync_soon(engine_events.send_nowait, output)
 
         self._thread.add(made, receive)
         finish = None

@@ -65,7 +65,7 @@ class Scene:
     worker: EngineWorker
     views: EngineViews = field(default_factory=EngineViews)
     heard: list[Envelope] = field(default_factory=list)
-    news: trio.Event = field(default_factory=trio.Event)
+    engine_events: trio.Event = field(default_factory=trio.Event)
     policy: Sequencer = field(default_factory=lambda: Sequencer("policy"))
 
     @property
@@ -90,7 +90,7 @@ class Scene:
         with trio.fail_after(WITHIN_S):
             while not condition():
                 with trio.move_on_after(0.05):  # the stand-in tells nobody what it is asked
-                    await self.news.wait()
+                    await self.engine_events.wait()
 
     async def listen(self, *, task_status: trio.TaskStatus[None]) -> None:
         async with self.bus.subscribe(["state.>", "outcome.>"], name="reader") as subscription:
@@ -105,8 +105,8 @@ class Scene:
                         continue
                     if self.views.apply(envelope, message):
                         subscription.request_snapshot(envelope)
-                self.news.set()
-                self.news = trio.Event()
+                self.engine_events.set()
+                self.engine_events = trio.Event()
 
 
 @asynccontextmanager

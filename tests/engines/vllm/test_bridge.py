@@ -9,8 +9,8 @@ import trio
 from hear.engines.vllm.plugin.bridge import (
     Bridge,
     Command,
-    News,
-    Window,
+    EngineEvents,
+    SchedulerLock,
 )
 
 EXPECT = Command("expect", None, ("default", "r"))
@@ -28,21 +28,21 @@ def ended(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
-# -- the window -----------------------------------------------------------------------------------
+# -- the scheduler lock ---------------------------------------------------------------------------
 
 
-def test_nobody_comes_in_while_the_window_is_closed() -> None:
-    window, done = Window(), list[str]()
-    assert not window.use(lambda: done.append("a"))
-    window.open()
-    assert window.use(lambda: done.append("b"))
-    assert window.close()
-    assert not window.use(lambda: done.append("c"))
+def test_nobody_comes_in_while_the_engine_holds_the_lock() -> None:
+    lock, done = SchedulerLock(), list[str]()
+    assert not lock.run_if_free(lambda: done.append("a"))
+    lock.release()
+    assert lock.run_if_free(lambda: done.append("b"))
+    assert lock.acquire()
+    assert not lock.run_if_free(lambda: done.append("c"))
     assert done == ["b"]
 
 
-def test_who_closes_the_window_waits_for_who_is_inside() -> None:
-    window, inside, go_on = Window(), threading.Event(), threading.Event()
+def test_who_takes_the_lock_back_waits_for_who_is_inside() -> None:
+    lock, inside, go_on = SchedulerLock(), threading.Event(), threading.Event()
     seen: list[str] = []
 
     def work() -> None:
@@ -50,12 +50,12 @@ def test_who_closes_the_window_waits_for_who_is_inside() -> None:
         go_on.wait(PATIENCE_S)
         seen.append("worked")
 
-    window.open()
-    worker = on_another_thread(lambda: seen.append(str(window.use(work))))
+    lock.release()
+    worker = on_another_thread(lambda: seen.append(str(lock.run_if_free(work))))
     assert inside.wait(PATIENCE_S)
 
     def close() -> None:
-        window.close()
+        lock.acquire()
         seen.append("closed")
 
     closer = on_another_thread(close)
@@ -68,28 +68,30 @@ def test_who_closes_the_window_waits_for_who_is_inside() -> None:
 
 
 def test_what_is_done_inside_may_close_what_is_open_without_waiting_for_itself() -> None:
-    window = Window()
-    window.open()
+    lock = SchedulerLock()
+    lock.release()
     said: list[bool] = []
-    worker = on_another_thread(lambda: said.append(window.use(lambda: said.append(window.close()))))
+    worker = on_another_thread(
+        lambda: said.append(lock.run_if_free(lambda: said.append(lock.acquire())))
+    )
     assert ended(worker)
     assert said == [False, True]
-    assert window.close(), "it is open still"
+    assert lock.acquire(), "it is open still"
 
 
-def test_what_fails_inside_leaves_the_window_as_it_was() -> None:
-    window = Window()
-    window.open()
+def test_what_fails_inside_leaves_the_lock_as_it_was() -> None:
+    lock = SchedulerLock()
+    lock.release()
 
     def fail() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        window.use(fail)
-    assert window.use(lambda: None)
+        lock.run_if_free(fail)
+    assert lock.run_if_free(lambda: None)
 
 
-# -- commands and news ----------------------------------------------------------------------------
+# -- commands and engine events -------------------------------------------------------------------
 
 
 def test_a_command_is_carried_out_at_once_if_it_can_be_and_else_the_engine_is_woken() -> None:
@@ -103,7 +105,7 @@ def test_a_command_is_carried_out_at_once_if_it_can_be_and_else_the_engine_is_wo
     bridge.wake_engine = lambda: log.append("woken")
     bridge.command(EXPECT)
     assert (log, bridge.has_commands) == (["woken"], True)
-    bridge.window.open()
+    bridge.scheduler_lock.release()
     bridge.command(EXPECT)
     assert log == ["woken", "carried out", "carried out"]
     assert not bridge.has_commands
@@ -112,18 +114,18 @@ def test_a_command_is_carried_out_at_once_if_it_can_be_and_else_the_engine_is_wo
 async def test_news_arrive_in_order_also_those_told_before_anybody_listened() -> None:
     bridge, heard, all_there = Bridge(), list[float | None](), trio.Event()
 
-    def receive(news: News) -> None:
-        heard.append(news.timer_s)
+    def receive(engine_events: EngineEvents) -> None:
+        heard.append(engine_events.timer_s)
         if len(heard) == 100:
             all_there.set()
 
-    bridge.tell(News(timer_s=0.0))
+    bridge.tell(EngineEvents(timer_s=0.0))
     bridge.listen(receive)
     assert heard == [0.0]
 
     def engine() -> None:
         for number in range(1, 100):
-            bridge.tell(News(timer_s=float(number)))
+            bridge.tell(EngineEvents(timer_s=float(number)))
 
     thread = on_another_thread(engine)
     with trio.fail_after(PATIENCE_S):
@@ -136,9 +138,9 @@ def test_an_engine_whose_listener_has_ended_goes_on_telling_nobody() -> None:
     bridge = Bridge()
 
     async def listen_and_leave() -> None:
-        bridge.listen(lambda news: None)
+        bridge.listen(lambda engine_events: None)
 
     trio.run(listen_and_leave)
     for _ in range(3):
-        bridge.tell(News())
-    assert len(bridge._news) == 0
+        bridge.tell(EngineEvents())
+    assert len(bridge._engine_events) == 0

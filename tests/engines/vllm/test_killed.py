@@ -35,7 +35,7 @@ class Reader:
     def __init__(self) -> None:
         self.views = EngineViews()
         self.ends: dict[str, OperationOutcome] = {}
-        self._news = trio.Event()
+        self._engine_events = trio.Event()
 
     async def run(self, bus: Bus, task_status: trio.TaskStatus[None]) -> None:
         async with bus.subscribe(["state.>", "outcome.>"], name="reader") as subscription:
@@ -44,8 +44,8 @@ class Reader:
                 for envelope in await subscription.receive():
                     if self._take_in(envelope):
                         subscription.request_snapshot(envelope)
-                self._news.set()
-                self._news = trio.Event()
+                self._engine_events.set()
+                self._engine_events = trio.Event()
 
     def _take_in(self, envelope: Envelope) -> bool:
         message = open_body(envelope)
@@ -59,7 +59,7 @@ class Reader:
         assert callable(condition)
         with trio.fail_after(120):
             while not condition():
-                await self._news.wait()
+                await self._engine_events.wait()
 
 
 def engine_core_of(server: int) -> int:
