@@ -54,6 +54,12 @@ def test_the_page_shows_every_example() -> None:
         assert path.stem in commands
 
 
+def test_the_policy_that_the_readme_shows_is_the_example() -> None:
+    example = (PAGE.parent / "shortest_first.py").read_text("utf-8")
+    code = example[example.index("from collections.abc") :]
+    assert f"```python\n{code}```" in (ROOT / "README.md").read_text("utf-8")
+
+
 async def test_the_example_of_a_policy_keeps_what_every_policy_promises() -> None:
     await check_policy(plugins.load_typed("policies", "examples.shortest_first:ShortestFirst"))
 

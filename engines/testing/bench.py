@@ -5,7 +5,7 @@ and notes everything that the worker publishes at the moment when it does.
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -33,12 +33,14 @@ from hear.interfaces import (
 )
 from hear.messages import (
     DEFAULT_TENANT,
+    BlocksStored,
     Control,
     Envelope,
     Key,
     Message,
     OperationOutcome,
     RequestOutcome,
+    ResidencyChanged,
     WaitingRequest,
 )
 from hear.operation import TERMINAL
@@ -312,6 +314,34 @@ class Bench:
         if version is not None:
             made = replace(made, context_version=version)
         return made if tenant == DEFAULT_TENANT else self.engine.of_tenant(made, tenant)
+
+    async def order_of(self, calls: Sequence[Call]) -> list[str]:
+        """The ids of requests of contexts that were new, in the order in which the engine computed
+        their prompts.
+
+        It is told by the blocks that the engine stored. A client's clock is taken only where an
+        engine tells of none: to a client that was kept from running all answers come at once.
+        """
+        results = {call.request.id: await self.result(call) for call in calls}
+        if "residency" in self.engine.shows:
+            if len(self._stored_order(calls)) < len(calls):
+                await self.quiet()  # the engine tells of blocks later than it answers
+            order = self._stored_order(calls)
+            if len(order) == len(calls):
+                return order
+        return sorted(results, key=lambda id: results[id].first_token_s)
+
+    def _stored_order(self, calls: Sequence[Call]) -> list[str]:
+        whose = {call.request.prompt_hashes[0]: call.request.id for call in calls}
+        stored = (
+            whose.get(block)
+            for envelope in self.states()
+            if isinstance(message := open_body(envelope), ResidencyChanged)
+            for change in message.changes
+            if isinstance(change, BlocksStored)
+            for block in unpack(change.prefix_hashes)
+        )
+        return list(dict.fromkeys(filter(None, stored)))
 
     async def launch(self, request: InferenceRequest) -> Call:
         """Send a request, and wait until the engine has it."""

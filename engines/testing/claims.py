@@ -1,7 +1,6 @@
 """Rules on who prevails when several take hold of the same thing, and on leaving it again."""
 
 from hear.engines.testing.bench import Bench, bench
-from hear.engines.testing.effects import first_tokens
 from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import Admit, BoundWait, Force, Hold, Prioritise, Retain, Withdraw
 
@@ -184,7 +183,7 @@ async def withdraw_restores_the_queue(factory: EngineFactory) -> None:
             for wish in wishes:
                 await b.end_of(wish, "completed")
             await b.end_of(b.send(Withdraw(), by="leaves", probe=probe), "completed")
-        order = await first_tokens(b, calls)
+        order = await b.order_of(calls)
         require(order == ["c", "a", "b"], f"they start as c, a, b, not {order}")
 
 
@@ -204,5 +203,5 @@ async def withdraw_lifts_bounds(factory: EngineFactory) -> None:
             await b.end_of(b.send(Withdraw(), by="leaves"), "completed")
             await b.end_of(guard, "failed", "withdrawn")
             require(list(b.waiting()) == ["a", "b"], f"a goes first again: {list(b.waiting())}")
-        order = await first_tokens(b, calls)
+        order = await b.order_of(calls)
         require(order == ["a", "b"], f"they start as they came, not as {order}")

@@ -3,12 +3,10 @@
 A probe looks at the engine in the very moment in which the outcome is published.
 """
 
-from collections.abc import Iterable
-
 import trio
 
 from hear.blocks import pack
-from hear.engines.testing.bench import Bench, Call, bench
+from hear.engines.testing.bench import Bench, bench
 from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import (
     Admit,
@@ -29,12 +27,6 @@ EFFECT = "paper, section 3.3: completed only when the effect is there"
 rule = RuleBook()
 
 
-async def first_tokens(b: Bench, calls: Iterable[Call]) -> list[str]:
-    """The ids of requests in the order in which their clients got a first token."""
-    results = [(await b.result(call), call.request.id) for call in calls]
-    return [id for _, id in sorted((result.first_token_s, id) for result, id in results)]
-
-
 @rule(
     "HEAR-EFFECT-1", "Prioritise: the queue holds the request there", EFFECT, needs=("prioritise",)
 )
@@ -53,7 +45,7 @@ async def prioritise(factory: EngineFactory) -> None:
             await b.end_of(b.send(Prioritise(priority=7), request="c"), "completed")
             sent = b.send(Prioritise(priority=-5), request="b", probe=probe)
             await b.end_of(sent, "completed")
-        order = await first_tokens(b, calls)
+        order = await b.order_of(calls)
         require(order == ["b", "a", "c"], f"they start as b, a, c, not {order}")
 
 
@@ -85,7 +77,7 @@ async def bound_wait(factory: EngineFactory) -> None:
             order = list(b.waiting())
             require(order[0] == "a", f"it is first in the queue, which is {order}")
         await b.end_of(guard, "completed")
-        order = await first_tokens(b, calls)
+        order = await b.order_of(calls)
         require(order[0] == "a", f"it starts first, not {order}")
 
 
@@ -280,7 +272,7 @@ async def cancel(factory: EngineFactory) -> None:
             undo = b.send(Cancel(target=guard), request="b", probe=probe)
             await b.end_of(undo, "completed")
             await b.end_of(guard, "failed", "cancelled")
-        order = await first_tokens(b, calls)
+        order = await b.order_of(calls)
         require(order == ["a", "b"], f"they start as they came, not as {order}")
         await b.end_of(b.send(Cancel(target=guard)), "rejected", "already_terminal")
 

@@ -1,7 +1,6 @@
 """Rules on controls that act on a request only if they come before it."""
 
 from hear.engines.testing.bench import bench
-from hear.engines.testing.effects import first_tokens
 from hear.engines.testing.samples import REQUEST_KINDS, send_sample
 from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import DEFAULT_TENANT, Prioritise
@@ -61,5 +60,5 @@ async def priority_at_submission(factory: EngineFactory) -> None:
                 queue = b.waiting()
                 require(list(queue) == ["second", "first"], f"second, first, not {list(queue)}")
                 require(queue["second"].priority == -7, f"at -7, not {queue['second'].priority}")
-        order = await first_tokens(b, calls)
+        order = await b.order_of(calls)
         require(order == ["second", "first"], f"they start as second, first, not as {order}")

@@ -3,12 +3,10 @@
 import msgspec
 import trio
 
-from hear.blocks import pack, unpack
-from hear.codec import open_body
-from hear.engines.testing.bench import Bench, Call, bench
+from hear.blocks import pack
+from hear.engines.testing.bench import Bench, bench
 from hear.engines.testing.setup import EngineFactory, RuleBook, require
 from hear.messages import (
-    BlocksStored,
     BoundWait,
     Configure,
     ContextClosed,
@@ -26,7 +24,6 @@ from hear.messages import (
     Prioritise,
     RequestDescribed,
     RequestReadinessChanged,
-    ResidencyChanged,
     Retain,
     ReuseExpected,
     Route,
@@ -73,26 +70,6 @@ def _say_all(b: Bench, request: str, context: str, num_blocks: int) -> None:
         b.say(message, key=key)
 
 
-def _order(b: Bench, calls: list[Call]) -> list[str]:
-    """The ids of requests in the order in which the engine computed their prompts.
-
-    It is told by the blocks that the engine stored. A client's clock is taken only where an engine
-    tells of none: to a client that was kept from running all answers come at once.
-    """
-    if "residency" not in b.engine.shows:
-        return [call.request.id for call in sorted(calls, key=lambda c: c.ended.first_token_s)]
-    whose = {call.request.prompt_hashes[0]: call.request.id for call in calls}
-    stored = (
-        whose.get(block)
-        for envelope in b.states()
-        if isinstance(message := open_body(envelope), ResidencyChanged)
-        for change in message.changes
-        if isinstance(change, BlocksStored)
-        for block in unpack(change.prefix_hashes)
-    )
-    return list(dict.fromkeys(filter(None, stored)))
-
-
 async def _play(factory: EngineFactory, *, intent: bool) -> tuple[object, ...]:
     """Contexts at once, then some again, then others; returns all that can be seen of it."""
     async with bench(factory) as b:
@@ -115,7 +92,7 @@ async def _play(factory: EngineFactory, *, intent: bool) -> tuple[object, ...]:
         await b.quiet()
         require(not b.backend.applied, f"nothing is applied: {b.backend.applied}")
         require(not b.heard, f"no operation has an outcome: {b.heard}")
-        order = _order(b, calls)
+        order = await b.order_of(calls)
         outputs = [b.engine.output_of(r, x) for r, x in zip(requests, results, strict=True)]
         tiers = {tier.name: b.resident(tier.name) for tier in b.capabilities.tiers}
         return order, outputs, tiers

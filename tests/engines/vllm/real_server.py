@@ -23,7 +23,7 @@ READY_S = 240.0
 # request is long on any machine, and prompts are short. (In float32, since what bfloat16 costs is
 # another thing on a processor that has no instructions for it.)
 _SHAPE = ModelShape(
-    layers=32, hidden=64, intermediate=64, heads=1, kv_heads=1, head_dim=32, context=1024
+    layers=64, hidden=64, intermediate=64, heads=1, kv_heads=1, head_dim=32, context=1024
 )
 
 
