@@ -104,12 +104,10 @@ class Snapshots:
         """A peer answers for a stream no more, if it does; who waits for its snapshot gets none."""
         if self._providers.get(stem) is not peer:
             return
-        del self._providers[stem]
-        self._stems.remove(stem)
-        self._not_any_more(peer, stem)
+        self._drop(peer, stem)
         for table in (self._fresh, self._begun):
             ticket = table.get(stem)
-            if ticket is not None:
+            if ticket is not None and ticket.provider is peer:
                 self._end(ticket, failed=True)
 
     def fetch(self, peer: Peer, subscription: int, stem: str) -> None:
@@ -197,9 +195,7 @@ class Snapshots:
     def forget(self, peer: Peer) -> None:
         """A peer is gone: what it provided and asked for goes."""
         for stem in list(peer.provides):
-            del self._providers[stem]
-            self._stems.remove(stem)
-            self._not_any_more(peer, stem)
+            self._drop(peer, stem)
         peer.text_bytes -= sum(len(stem) for wants in peer.wants.values() for stem, _ in wants)
         peer.wants.clear()
         for ticket in list(self._tickets.values()):
@@ -207,6 +203,12 @@ class Snapshots:
                 del ticket.waiting[waits]
             if ticket.provider is peer:
                 self._end(ticket, failed=True)
+
+    def _drop(self, peer: Peer, stem: str) -> None:
+        """Nobody answers for a stream any more that this peer has answered for."""
+        del self._providers[stem]
+        self._stems.remove(stem)
+        self._not_any_more(peer, stem)
 
     def _not_any_more(self, peer: Peer, stem: str) -> None:
         del peer.provides[stem]

@@ -328,6 +328,20 @@ def test_who_waits_for_a_snapshot_that_its_provider_withdraws_is_told_that_there
     assert len(late.messages) == 1
 
 
+def test_who_withdraws_leaves_the_snapshot_that_a_former_provider_has_begun() -> None:
+    net = Net()
+    a, b, reader = net.joined("a"), net.joined("b"), net.joined("reader")
+    stem = QUEUE.format("default")
+    a.put(Provide(stem))
+    reader.subscribe(">")
+    (wanted,) = a.of(Wanted)
+    a.put(Snapshot(stem, wanted.ticket, [snapshot()], False))
+    b.put(Provide(stem), Unprovide(stem))
+    a.put(Snapshot(stem, wanted.ticket, [snapshot()], True))
+    assert len(reader.messages) == 2
+    assert not any(told.failed for told in reader.of(SnapshotFor))
+
+
 def test_history_and_statistics_tell_a_tenant_of_itself() -> None:
     net = Net(keyring=tenants())
     acme, umbra, ops = (net.joined(name, name) for name in ("acme", "umbra", "ops"))
