@@ -5,7 +5,7 @@ never send, some hang up. Each hour a tenant comes with a policy of its own and 
 hour an engine joins the bus, crashes, and leaves, and is spoken of after that. Names are never used
 again, but by the harness that starts again and counts from 1.
 
-``Faults`` come one after the other, each within an hour, beside a bus that loses and repeats a few
+Faults come one after the other, each within an hour, beside a bus that loses and repeats a few
 messages in a thousand all day.
 """
 
@@ -77,10 +77,11 @@ class Faulty(Guard):
         """Decide, or not.
 
         Raises:
-            ZeroDivisionError: it has decided twenty times.
+            RuntimeError: it has decided twenty times.
         """
         self._left -= 1
-        1 / self._left
+        if self._left == 0:
+            raise RuntimeError("a policy of one's own may have a fault")
         return super().decide(h, s)
 
 

@@ -64,7 +64,7 @@ BOUNDED: Final = {
     "HarnessView.contexts": "contexts of which something was heard within six hours",
     "HarnessView._closed": "contexts that were closed of late",
     "ServedContext.blocks": "contexts that an engine remembers",
-    "EngineOperations._gone": "requests that ended within a minute before the last one",
+    "EngineOperations._gone": "requests that ended within 5 s before the last one",
     "SenderOperations._timers": "as many as it has operations open, and 1,024",
     "Contexts._served": "contexts that an engine remembers, the last 100,000",
     "SharedPrefixes._rows": "contexts that an engine remembers",

@@ -64,14 +64,13 @@ class _Engine:
         self._bus = bus
         self._sequencer = Sequencer(name)
         self._key = Key(engine=name)
+        self._scope = stem("state", DEFAULT_TENANT, self._key, "queue_snapshot")
 
     def provide(self) -> None:
-        scope = stem("state", DEFAULT_TENANT, self._key, "queue_snapshot")
-        self._bus.provide_snapshots(scope, self._snapshot)
+        self._bus.provide_snapshots(self._scope, self._snapshot)
 
     def withdraw(self) -> None:
-        scope = stem("state", DEFAULT_TENANT, self._key, "queue_snapshot")
-        self._bus.withdraw_snapshots(scope, self._snapshot)
+        self._bus.withdraw_snapshots(self._scope, self._snapshot)
 
     def _snapshot(self) -> Iterable[Envelope]:
         message = QueueSnapshot(waiting=tuple(_waiting(r) for r in self.waiting))

@@ -11,13 +11,7 @@ from hear.engine_view import EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView
 from hear.interfaces import Ask
-from hear.messages import (
-    BoundWait,
-    Key,
-    RequestDescribed,
-    RequestOutcome,
-    RequestReadinessChanged,
-)
+from hear.messages import BoundWait, Key, RequestDescribed, RequestOutcome, RequestReadinessChanged
 
 
 class Guard:

@@ -18,13 +18,7 @@ from hear.engine_view import EngineView, EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView, RequestView
 from hear.interfaces import Ask
-from hear.messages import (
-    Key,
-    RequestDescribed,
-    RequestOutcome,
-    RequestReadinessChanged,
-    Route,
-)
+from hear.messages import Key, RequestDescribed, RequestOutcome, RequestReadinessChanged, Route
 from hear.policies.backlog import Backlogs
 
 _MAX_SHOWN = 80

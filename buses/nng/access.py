@@ -15,11 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from hear.app.config import (
-    Line,
-    parse_toml,
-    where,
-)
+from hear.app.config import Line, parse_toml, where
 from hear.app.own_files import read_own
 from hear.buses.nng.frames import NONCE_BYTES
 from hear.buses.nng.remembered import remember

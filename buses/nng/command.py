@@ -12,11 +12,7 @@ import structlog
 import trio
 
 from hear.app.cli import Command
-from hear.app.connection import (
-    default_url,
-    make_own_folders,
-    run_until_signal,
-)
+from hear.app.connection import default_url, make_own_folders, run_until_signal
 from hear.buses.nng.server import serve
 from hear.buses.nng.wire import host_of
 from hear.errors import ConfigError

@@ -57,9 +57,7 @@ from hear.buses.nng.history import HISTORY_BYTES, History
 from hear.buses.nng.joining import MAX_UNKNOWN_BYTES, Admit, Joining, Resume
 from hear.buses.nng.link import HUB_WINDOW, MEMBER_WINDOW, Link
 from hear.buses.nng.peers import Peer, Peers
-from hear.buses.nng.questions import (
-    Gone,
-)
+from hear.buses.nng.questions import Gone
 from hear.buses.nng.routing import Routes
 from hear.buses.nng.screening import Screening
 from hear.buses.nng.seal import Seals, is_sealed

@@ -15,14 +15,7 @@ from math import inf
 from typing import Final
 
 from hear.buses.nng.access import EVERYTHING, Grants, Handshake, Keyring, new_nonce
-from hear.buses.nng.frames import (
-    LINK_VERSION,
-    MAX_NAME,
-    NONCE_BYTES,
-    Challenge,
-    Hello,
-    Refused,
-)
+from hear.buses.nng.frames import LINK_VERSION, MAX_NAME, NONCE_BYTES, Challenge, Hello, Refused
 from hear.buses.nng.peers import Peer, Peers
 
 JOIN_S: Final = 5.0

@@ -23,11 +23,7 @@ from typing import Any, Final
 import pynng
 import trio
 
-from hear.app.own_files import (
-    check_free,
-    is_trusted,
-    read_own,
-)
+from hear.app.own_files import check_free, is_trusted, read_own
 from hear.buses.nng.access import TlsFiles
 from hear.buses.nng.frames import MAX_FRAME_BYTES
 from hear.errors import ConfigError

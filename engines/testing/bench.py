@@ -26,11 +26,7 @@ from hear.engines.testing.setup import (
     require,
 )
 from hear.engines.worker.loop import EngineWorker
-from hear.interfaces import (
-    Bus,
-    InferenceRequest,
-    InferenceResult,
-)
+from hear.interfaces import Bus, InferenceRequest, InferenceResult
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,

@@ -5,12 +5,7 @@ import trio
 from hear.engines.testing.bench import Call, bench
 from hear.engines.testing.samples import ALL_KINDS, REQUEST_KINDS, sample, send_sample
 from hear.engines.testing.setup import EngineFactory, RuleBook, require
-from hear.messages import (
-    BoundWait,
-    Hold,
-    Prepare,
-    Retain,
-)
+from hear.messages import BoundWait, Hold, Prepare, Retain
 
 DATA = "docs/design.md: the control plane stands beside the data path"
 LIFE = "paper, section 3.3: acceptance is not completion"

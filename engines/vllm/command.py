@@ -5,11 +5,7 @@ from typing import Final
 
 from hear.app.cli import Command
 from hear.engines.vllm.attach import command as attach_command
-from hear.engines.vllm.launch import (
-    install_command,
-    model_command,
-    serve_command,
-)
+from hear.engines.vllm.launch import install_command, model_command, serve_command
 
 SUBCOMMANDS: Final[dict[str, Command]] = {
     "serve": serve_command.COMMAND,

@@ -19,11 +19,7 @@ from hear.app.connection import (
 from hear.engines.simulated import serving
 from hear.engines.worker.loop import EngineWorker
 from hear.engines.worker.operation_log import OperationLog
-from hear.engines.worker.options import (
-    add_worker_arguments,
-    parse_ranks,
-    tenants_of,
-)
+from hear.engines.worker.options import add_worker_arguments, parse_ranks, tenants_of
 from hear.errors import ConfigError
 
 

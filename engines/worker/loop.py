@@ -221,7 +221,7 @@ class EngineWorker:
 
     def next_expiry(self) -> float | None:
         """When ``expire`` has to be called next."""
-        return min(filter(None, (d.next_expiry() for d in self._sessions.values())), default=None)
+        return min(filter(None, (s.next_expiry() for s in self._sessions.values())), default=None)
 
     # -- sessions --------------------------------------------------------------------------------
 
@@ -278,11 +278,8 @@ class EngineWorker:
         return session
 
     def _make_room(self) -> bool:
-        """Close the session of the tenant that has been idle longest; False if none has for
-        long."""
-        others = (
-            session for tenant, session in self._sessions.items() if tenant not in self._staying
-        )
+        """Close the session that has been idle longest; False if none has been for long."""
+        others = (s for tenant, s in self._sessions.items() if tenant not in self._staying)
         idle = min(others, key=lambda session: session.idle_since, default=None)
         if idle is None or idle.idle_since > trio.current_time() - IDLE_S:
             return False

@@ -2,11 +2,7 @@
 
 import argparse
 
-from hear.engines.worker.loop import (
-    MAX_NAME,
-    MAX_TENANTS,
-    can_be_named,
-)
+from hear.engines.worker.loop import MAX_NAME, MAX_TENANTS, can_be_named
 from hear.errors import ConfigError
 from hear.messages import DEFAULT_TENANT
 

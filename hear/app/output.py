@@ -18,8 +18,7 @@ from hear.errors import ConfigError
 from hear.escaping import one_line, printable
 
 Drawn = NewType("Drawn", str)
-"""What ``hear.app.console`` has drawn, whose colours must not be escaped; nothing else makes
-one."""
+"""What ``hear.app.console`` has drawn, and nothing else: its colours must not be escaped."""
 
 
 def say(text: str) -> None:

@@ -16,11 +16,7 @@ from msgspec import Meta, Struct
 
 from hear.app import plugins
 from hear.app.cli import Command
-from hear.app.config import (
-    Line,
-    load_toml,
-    where,
-)
+from hear.app.config import Line, load_toml, where
 from hear.app.connection import (
     NAME,
     check_url,

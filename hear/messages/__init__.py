@@ -18,14 +18,7 @@ from hear.messages.control import (
     Route,
     Withdraw,
 )
-from hear.messages.envelope import (
-    DEFAULT_TENANT,
-    SCHEMA_VERSION,
-    Category,
-    Envelope,
-    Key,
-    Message,
-)
+from hear.messages.envelope import DEFAULT_TENANT, SCHEMA_VERSION, Category, Envelope, Key, Message
 from hear.messages.intent import (
     Actions,
     ContextClosed,

@@ -7,12 +7,7 @@ import trio
 
 from hear.app.cli import Command
 from hear.app.clock import new_epoch
-from hear.app.connection import (
-    add_bus_arguments,
-    check_name,
-    connected,
-    run_until_signal,
-)
+from hear.app.connection import add_bus_arguments, check_name, connected, run_until_signal
 from hear.errors import PluginError
 from hear.messages import DEFAULT_TENANT
 from hear.policies.runtime.runner import PolicyRunner

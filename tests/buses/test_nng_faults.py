@@ -9,13 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import hear.buses.nng.client as client
 from hear.buses.nng.access import EVERYTHING, Grant, KeyFile, Keyring

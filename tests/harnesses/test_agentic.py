@@ -10,11 +10,7 @@ import pytest
 from hear.errors import ConfigError
 from hear.harnesses.eval.workloads import agentic
 from hear.harnesses.eval.workloads.lines import shipped
-from hear.harnesses.eval.workloads.workload import (
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.workloads.workload import Session, Turn, Workload
 
 SAMPLE = agentic.load()
 

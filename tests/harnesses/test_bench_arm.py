@@ -15,11 +15,7 @@ from hear.errors import EngineError
 from hear.harnesses.eval.bench import arm
 from hear.harnesses.eval.bench.arm import ArmResult, serve
 from hear.harnesses.eval.bench.places import STOCK, Place
-from hear.harnesses.eval.bench.script import (
-    Script,
-    Shape,
-    generate,
-)
+from hear.harnesses.eval.bench.script import Script, Shape, generate
 from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import RequestOutcome
 

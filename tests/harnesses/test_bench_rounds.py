@@ -4,11 +4,7 @@ from io import StringIO
 from typing import Any
 
 from hear.app.console import Console
-from hear.harnesses.eval.bench.rounds import (
-    order,
-    pair,
-    print_pairs,
-)
+from hear.harnesses.eval.bench.rounds import order, pair, print_pairs
 from hear.harnesses.eval.report.results import Row
 
 ARMS = ["fcfs", "cache-aware"]

@@ -12,19 +12,8 @@ from hypothesis import strategies as st
 
 from hear.blocks import hash_tokens
 from hear.errors import ConfigError
-from hear.harnesses.eval.bench.script import (
-    Script,
-    Shape,
-    generate,
-    load,
-    of_workload,
-    save,
-)
-from hear.harnesses.eval.workloads.workload import (
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.bench.script import Script, Shape, generate, load, of_workload, save
+from hear.harnesses.eval.workloads.workload import Session, Turn, Workload
 
 SMALL = Shape(sessions=3, turns=2, context_tokens=(20, 40), question_tokens=4, output_tokens=3)
 

@@ -8,12 +8,7 @@ import pytest
 import trio
 
 from hear.errors import ConfigError, EngineError
-from hear.harnesses.eval.bench.servers import (
-    Command,
-    carry_out,
-    free_port,
-    running,
-)
+from hear.harnesses.eval.bench.servers import Command, carry_out, free_port, running
 
 SLEEPS = "import time; time.sleep(60)"
 HAS_A_CHILD = """

@@ -16,12 +16,7 @@ from hear.buses.memory import MemoryBus
 from hear.codec import open_body
 from hear.delivery import Sequencer
 from hear.errors import BusError, ConfigError, EngineError, UnservedError
-from hear.harnesses.pool.dispatcher import (
-    ROUTE_WAIT_S,
-    ROUTED_S,
-    SETTLE_S,
-    Dispatcher,
-)
+from hear.harnesses.pool.dispatcher import ROUTE_WAIT_S, ROUTED_S, SETTLE_S, Dispatcher
 from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import (
     DEFAULT_TENANT,

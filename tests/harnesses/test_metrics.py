@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.harnesses.eval.report.metrics import (
-    make_row,
-    percentile,
-    reuse_pct,
-)
+from hear.harnesses.eval.report.metrics import make_row, percentile, reuse_pct
 from hear.harnesses.eval.report.results import Row, TurnRecord
 
 FIXED: dict[str, Any] = {

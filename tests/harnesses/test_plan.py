@@ -9,12 +9,7 @@ import msgspec
 import pytest
 
 from hear.errors import ConfigError
-from hear.harnesses.eval.replay.plan import (
-    Plan,
-    Run,
-    Source,
-    execute,
-)
+from hear.harnesses.eval.replay.plan import Plan, Run, Source, execute
 from hear.harnesses.eval.replay.runner import replay
 
 SMALL = Source(name="scbench", sessions=4)

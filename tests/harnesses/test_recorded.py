@@ -12,12 +12,7 @@ from hear.delivery import Sequencer
 from hear.errors import ConfigError
 from hear.harnesses.eval.replay.runner import replay
 from hear.harnesses.eval.report.results import RunResult
-from hear.harnesses.eval.workloads import (
-    agentic,
-    mooncake,
-    recorded,
-    scbench,
-)
+from hear.harnesses.eval.workloads import agentic, mooncake, recorded, scbench
 from hear.harnesses.eval.workloads.workload import Workload
 from hear.messages import (
     BlocksStored,

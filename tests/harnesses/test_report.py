@@ -15,20 +15,10 @@ import pytest
 from msgspec import structs
 
 from hear.harnesses.eval.report.comparison import compare
-from hear.harnesses.eval.report.figures import (
-    distribution,
-    occupancy,
-    scenes,
-)
+from hear.harnesses.eval.report.figures import distribution, occupancy, scenes
 from hear.harnesses.eval.report.page import page, write_report
 from hear.harnesses.eval.report.page_tables import TIMES
-from hear.harnesses.eval.report.results import (
-    ProtocolCost,
-    Row,
-    RunResult,
-    Sample,
-    TurnRecord,
-)
+from hear.harnesses.eval.report.results import ProtocolCost, Row, RunResult, Sample, TurnRecord
 from hear.harnesses.eval.report.timelines import choose_sessions
 
 POLICIES = (

@@ -10,22 +10,10 @@ from hear.blocks import chain_all
 from hear.engine_view import EngineViews
 from hear.errors import ConfigError
 from hear.harness_view import HarnessView
-from hear.harnesses.eval.replay.runner import (
-    Loop,
-    Replay,
-    replay,
-)
+from hear.harnesses.eval.replay.runner import Loop, Replay, replay
 from hear.harnesses.eval.report.comparison import notes_of
-from hear.harnesses.eval.report.results import (
-    RunResult,
-    Sample,
-    TurnRecord,
-)
-from hear.harnesses.eval.workloads.workload import (
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.report.results import RunResult, Sample, TurnRecord
+from hear.harnesses.eval.workloads.workload import Session, Turn, Workload
 from hear.harnesses.pool.dispatcher import ROUTE_WAIT_S
 from hear.interfaces import Ask
 from hear.messages import ContextClosed, ContextOpened, ContextPaused, Message, RequestDescribed

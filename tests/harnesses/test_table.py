@@ -8,17 +8,8 @@ from rich.console import Console  # noqa: TID251, of any width, terminal and enc
 
 from hear.harnesses.eval.report.comparison import scope_of
 from hear.harnesses.eval.report.page import page
-from hear.harnesses.eval.report.results import (
-    ProtocolCost,
-    Row,
-    RunResult,
-)
-from hear.harnesses.eval.report.table import (
-    cost_table,
-    print_results,
-    results_table,
-    self_checks,
-)
+from hear.harnesses.eval.report.results import ProtocolCost, Row, RunResult
+from hear.harnesses.eval.report.table import cost_table, print_results, results_table, self_checks
 from hear.harnesses.eval.workloads.workload import LeftOut
 
 

@@ -17,11 +17,7 @@ from hear.harnesses.eval.replay.plan import Source
 from hear.harnesses.eval.replay.runner import replay
 from hear.harnesses.eval.workloads.traces import formats
 from hear.harnesses.eval.workloads.traces.trace import Budget, Trace
-from hear.harnesses.eval.workloads.workload import (
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.workloads.workload import Session, Turn, Workload
 from hear.messages import CapabilitiesReported
 
 

@@ -7,11 +7,7 @@ from msgspec import structs
 
 from hear.errors import ConfigError
 from hear.harnesses.eval.workloads.arrivals import poisson_arrivals
-from hear.harnesses.eval.workloads.workload import (
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.workloads.workload import Session, Turn, Workload
 
 TURN = Turn(prompt_tokens=600, output_tokens=10, prompt_hashes=(7,))
 

@@ -6,11 +6,7 @@ import pytest
 
 from hear.app.config import load_toml
 from hear.app.supervisor import Part
-from hear.app.up import (
-    DEFAULT,
-    ClusterConfig,
-    plan,
-)
+from hear.app.up import DEFAULT, ClusterConfig, plan
 from hear.errors import ConfigError, HearError
 
 

@@ -20,11 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.pilot import Pilot
 
-from hear.app import (
-    cli,
-    log,
-    output,
-)
+from hear.app import cli, log, output
 from hear.app.console import Console
 from hear.buses.memory import MemoryBus
 from hear.buses.nng import server

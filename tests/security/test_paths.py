@@ -17,12 +17,7 @@ import trio
 
 from hear.app import cli
 from hear.app.config import load_toml
-from hear.app.connection import (
-    cluster_directory,
-    connected,
-    make_own_folders,
-    run_directory,
-)
+from hear.app.connection import cluster_directory, connected, make_own_folders, run_directory
 from hear.app.own_files import check_socket, own_folder
 from hear.app.up import ClusterConfig, plan
 from hear.buses.nng import client

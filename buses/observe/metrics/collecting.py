@@ -14,11 +14,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from hear.buses.observe.metrics.families import Families
 from hear.buses.observe.metrics.operations import Move, Operations
-from hear.buses.observe.metrics.spans import (
-    SpanData,
-    operation_span,
-    request_spans,
-)
+from hear.buses.observe.metrics.spans import SpanData, operation_span, request_spans
 from hear.codec import KINDS, open_body
 from hear.delivery import Arrival, GapDetector
 from hear.errors import RemoteProtocolError

@@ -8,11 +8,7 @@ import trio
 
 from hear.app import output, plugins
 from hear.app.cli import Command
-from hear.app.connection import (
-    add_bus_arguments,
-    connected,
-    own_name,
-)
+from hear.app.connection import add_bus_arguments, connected, own_name
 from hear.app.connection import run as run_until_signal
 
 DEFAULT_LISTEN = "127.0.0.1:9464"

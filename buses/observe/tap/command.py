@@ -6,18 +6,10 @@ import os
 import shutil
 import sys
 
-from hear.app import (
-    connection,
-    output,
-    plugins,
-)
+from hear.app import connection, output, plugins
 from hear.app.cli import Command
 from hear.app.log import to_stderr
-from hear.buses.observe.tap.filters import (
-    CATEGORIES,
-    Filter,
-    Wanted,
-)
+from hear.buses.observe.tap.filters import CATEGORIES, Filter, Wanted
 from hear.buses.observe.tap.lines import Lines
 from hear.buses.observe.tap.records import Records
 from hear.buses.observe.tap.watch import Form, watch

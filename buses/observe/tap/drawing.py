@@ -5,11 +5,7 @@ from typing import Final
 
 from rich.text import Text
 
-from hear.buses.observe.tap.board import (
-    EnginePicture,
-    Picture,
-    TierPicture,
-)
+from hear.buses.observe.tap.board import EnginePicture, Picture, TierPicture
 from hear.buses.observe.tap.decisions import DecisionPicture, PolicyPicture
 from hear.buses.observe.tap.lines import clock_time
 from hear.buses.observe.tap.timelines import Phase, RequestPicture

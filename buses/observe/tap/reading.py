@@ -5,11 +5,7 @@ A kind that is not known and a body that cannot be read are no errors here: both
 
 from dataclasses import dataclass
 
-from hear.buses.observe.tap.words import (
-    say,
-    say_unknown,
-    say_unreadable,
-)
+from hear.buses.observe.tap.words import say, say_unknown, say_unreadable
 from hear.codec import open_body
 from hear.delivery import Arrival
 from hear.errors import RemoteProtocolError

@@ -7,23 +7,11 @@ from datetime import datetime
 
 from rich.table import Table
 
-from hear.app import (
-    connection,
-    console,
-    output,
-    plugins,
-)
+from hear.app import connection, console, output, plugins
 from hear.app.cli import Command
 from hear.app.log import to_stderr
 from hear.buses.observe.tap.lines import of_tenant
-from hear.buses.observe.tap.status import (
-    LOOK_S,
-    EngineStatus,
-    PolicyStatus,
-    Status,
-    look,
-    to_json,
-)
+from hear.buses.observe.tap.status import LOOK_S, EngineStatus, PolicyStatus, Status, look, to_json
 from hear.escaping import MAX_PART, cell
 
 _WIDE = 200  # columns where there is no terminal: a table in a file is not cut

@@ -8,11 +8,7 @@ from typing import Final, Protocol
 import trio
 
 from hear.buses.observe.tap.filters import Filter
-from hear.buses.observe.tap.follow import (
-    Follower,
-    Numbers,
-    as_remembering,
-)
+from hear.buses.observe.tap.follow import Follower, Numbers, as_remembering
 from hear.buses.observe.tap.output import Output
 from hear.buses.observe.tap.reading import Reading, read
 from hear.errors import BusError, ConfigError, LaggedError

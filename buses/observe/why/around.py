@@ -9,11 +9,7 @@ from typing import Final
 
 from hear.blocks import unpack
 from hear.buses.observe.why.facts import Blocks
-from hear.buses.observe.why.line import (
-    ORDERING,
-    Line,
-    opened_body,
-)
+from hear.buses.observe.why.line import ORDERING, Line, opened_body
 from hear.buses.observe.why.residence import Residence
 from hear.delivery import Arrival, GapDetector
 from hear.errors import RemoteProtocolError

@@ -10,11 +10,7 @@ import msgspec
 import trio
 from rich.table import Table
 
-from hear.app import (
-    connection,
-    console,
-    output,
-)
+from hear.app import connection, console, output
 from hear.app.cli import Command
 from hear.app.log import to_stderr
 from hear.buses.observe.why.facts import Story

@@ -7,12 +7,7 @@ priority, then by arrival. It knows nothing of caches.
 
 from typing import Final
 
-from hear.buses.observe.why.facts import (
-    Crowd,
-    Ground,
-    Passed,
-    Place,
-)
+from hear.buses.observe.why.facts import Crowd, Ground, Passed, Place
 from hear.codec import open_body
 from hear.errors import RemoteProtocolError
 from hear.messages import (

@@ -12,13 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from hear.buses.observe.why.around import Around
-from hear.buses.observe.why.facts import (
-    Answer,
-    Asked,
-    Bound,
-    Crowd,
-    Story,
-)
+from hear.buses.observe.why.facts import Answer, Asked, Bound, Crowd, Story
 from hear.buses.observe.why.line import Line, opened_body
 from hear.compatibility import differences, in_words
 from hear.errors import ConfigError

@@ -4,19 +4,8 @@ from collections.abc import Iterator
 from math import inf
 from typing import NamedTuple
 
-from hear.buses.observe.why.facts import (
-    Asked,
-    Evicted,
-    Passed,
-    Story,
-)
-from hear.buses.observe.why.words import (
-    blocks_of,
-    grounds_of,
-    in_words,
-    some_of,
-    when,
-)
+from hear.buses.observe.why.facts import Asked, Evicted, Passed, Story
+from hear.buses.observe.why.words import blocks_of, grounds_of, in_words, some_of, when
 
 
 class Line(NamedTuple):

@@ -7,17 +7,8 @@ import trio
 
 from hear.app import plugins
 from hear.app.cli import Command
-from hear.app.connection import (
-    add_bus_arguments,
-    check_name,
-    connected,
-    run_until_signal,
-)
-from hear.engines.worker.options import (
-    add_worker_arguments,
-    parse_ranks,
-    tenants_of,
-)
+from hear.app.connection import add_bus_arguments, check_name, connected, run_until_signal
+from hear.engines.worker.options import add_worker_arguments, parse_ranks, tenants_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -30,11 +30,7 @@ from hear.engines.vllm.launch.process import (
     run_under_supervisor,
 )
 from hear.engines.vllm.launch.server_command import LaunchSettings, plan
-from hear.engines.worker.options import (
-    add_worker_arguments,
-    parse_ranks,
-    tenants_of,
-)
+from hear.engines.worker.options import add_worker_arguments, parse_ranks, tenants_of
 from hear.errors import BusError, ConfigError
 
 DEFAULT_NAME: Final = "vllm0"

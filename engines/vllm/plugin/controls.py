@@ -21,17 +21,7 @@ from hear.engines.vllm.plugin.retention_queue import RetentionQueue
 from hear.engines.vllm.plugin.standing import Standing
 from hear.engines.vllm.plugin.tier import order_of
 from hear.engines.worker.control_table import ControlTable
-from hear.messages import (
-    Admit,
-    BoundWait,
-    Hold,
-    Place,
-    Prepare,
-    Prioritise,
-    Release,
-    Retain,
-    Route,
-)
+from hear.messages import Admit, BoundWait, Hold, Place, Prepare, Prioritise, Release, Retain, Route
 from hear.operation import Operation, Ref
 
 

@@ -17,13 +17,7 @@ from vllm.distributed.kv_events import KVEventBatch
 from hear.engines.vllm.hashing import low64
 from hear.engines.vllm.holdings import CPU, GPU
 from hear.engines.vllm.identity import key_of, salt_of, tenant_of, unusable
-from hear.engines.vllm.plugin.bridge import (
-    Bridge,
-    EngineEvents,
-    Gauges,
-    RequestUpdate,
-    StepTimings,
-)
+from hear.engines.vllm.plugin.bridge import Bridge, EngineEvents, Gauges, RequestUpdate, StepTimings
 from hear.engines.vllm.plugin.controls import Controls
 from hear.engines.vllm.plugin.settings import Settings
 from hear.engines.vllm.plugin.standing import Standing

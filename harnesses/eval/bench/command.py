@@ -28,20 +28,8 @@ from hear.harnesses.eval.bench import script as scripts
 from hear.harnesses.eval.bench import servers
 from hear.harnesses.eval.bench.answers import differences, num_told
 from hear.harnesses.eval.bench.arm import ArmResult, serve
-from hear.harnesses.eval.bench.places import (
-    STOCK,
-    Place,
-    Simulated,
-    Vllm,
-    fresh,
-    joined,
-)
-from hear.harnesses.eval.bench.rounds import (
-    Paired,
-    order,
-    pair,
-    print_pairs,
-)
+from hear.harnesses.eval.bench.places import STOCK, Place, Simulated, Vllm, fresh, joined
+from hear.harnesses.eval.bench.rounds import Paired, order, pair, print_pairs
 from hear.harnesses.eval.bench.script import Script, Shape
 from hear.harnesses.eval.replay.command import add_trace_arguments
 from hear.harnesses.eval.replay.plan import Source, parse_window

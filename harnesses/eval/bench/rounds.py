@@ -15,12 +15,7 @@ from rich.text import Text
 
 from hear import escaping
 from hear.app.console import Console
-from hear.harnesses.eval.report.comparison import (
-    METRICS,
-    Metric,
-    baseline_of,
-    spell,
-)
+from hear.harnesses.eval.report.comparison import METRICS, Metric, baseline_of, spell
 from hear.harnesses.eval.report.results import Row
 
 _TIMES: Final = "x"

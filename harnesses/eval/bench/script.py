@@ -19,12 +19,7 @@ from hear.codec import UNREADABLE
 from hear.errors import ConfigError
 from hear.harnesses.eval.report.output import write_whole
 from hear.harnesses.eval.workloads.arrivals import poisson_arrivals
-from hear.harnesses.eval.workloads.workload import (
-    LeftOut,
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.workloads.workload import LeftOut, Session, Turn, Workload
 from hear.messages.intent import PauseCause
 
 NAME: Final = "scbench-small"

@@ -19,18 +19,9 @@ from hear.app.log import to_stderr
 from hear.errors import ConfigError
 from hear.escaping import cell, to_json
 from hear.harnesses.eval.replay.nearest import nearest_profile
-from hear.harnesses.eval.replay.plan import (
-    Plan,
-    Run,
-    Source,
-    parse_window,
-)
+from hear.harnesses.eval.replay.plan import Plan, Run, Source, parse_window
 from hear.harnesses.eval.replay.processes import run_all
-from hear.harnesses.eval.report.output import (
-    check_outputs,
-    check_recording,
-    write_whole,
-)
+from hear.harnesses.eval.report.output import check_outputs, check_recording, write_whole
 from hear.harnesses.eval.report.page import write_report
 from hear.harnesses.eval.report.results import Row, RunResult
 from hear.harnesses.eval.report.table import print_results

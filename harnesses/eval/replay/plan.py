@@ -16,13 +16,7 @@ from hear.errors import ConfigError
 from hear.harnesses.eval.replay.runner import Loop, replay
 from hear.harnesses.eval.report.output import recording
 from hear.harnesses.eval.report.results import RunResult
-from hear.harnesses.eval.workloads import (
-    agentic,
-    mooncake,
-    recorded,
-    scbench,
-    traced,
-)
+from hear.harnesses.eval.workloads import agentic, mooncake, recorded, scbench, traced
 from hear.harnesses.eval.workloads.sessions import SessionRule
 from hear.harnesses.eval.workloads.traces import formats
 from hear.harnesses.eval.workloads.workload import Workload

@@ -10,12 +10,7 @@ from msgspec import structs
 
 from hear.app import output
 from hear.app.cli import Command
-from hear.app.connection import (
-    add_bus_arguments,
-    connected,
-    own_name,
-    run,
-)
+from hear.app.connection import add_bus_arguments, connected, own_name, run
 from hear.app.log import to_stderr
 from hear.errors import ConfigError
 from hear.escaping import to_json

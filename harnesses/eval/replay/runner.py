@@ -18,16 +18,8 @@ from hear.blocks import pack
 from hear.errors import EngineError
 from hear.harnesses.eval.replay.audit import Audit, Tap
 from hear.harnesses.eval.report.metrics import make_row
-from hear.harnesses.eval.report.results import (
-    ProtocolCost,
-    RunResult,
-    TurnRecord,
-)
-from hear.harnesses.eval.workloads.workload import (
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.report.results import ProtocolCost, RunResult, TurnRecord
+from hear.harnesses.eval.workloads.workload import Session, Turn, Workload
 from hear.harnesses.session import HarnessSession
 from hear.interfaces import InferenceRequest, InferenceResult
 from hear.messages import (

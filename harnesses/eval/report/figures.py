@@ -24,17 +24,8 @@ from hear.harnesses.eval.report.charts import (
     logarithmic,
     summarise,
 )
-from hear.harnesses.eval.report.comparison import (
-    Comparison,
-    baseline_of,
-    served_by,
-    spell,
-)
-from hear.harnesses.eval.report.results import (
-    RunResult,
-    Sample,
-    TurnRecord,
-)
+from hear.harnesses.eval.report.comparison import Comparison, baseline_of, served_by, spell
+from hear.harnesses.eval.report.results import RunResult, Sample, TurnRecord
 
 BUCKETS: Final = 180
 TTFT_FLOOR_S: Final = 0.01

@@ -3,21 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from hear.harnesses.eval.report.charts import (
-    SPAN,
-    Scale,
-    escape,
-    number,
-    short,
-    stretched,
-    x_axis,
-)
+from hear.harnesses.eval.report.charts import SPAN, Scale, escape, number, short, stretched, x_axis
 from hear.harnesses.eval.report.comparison import spell
-from hear.harnesses.eval.report.figures import (
-    Palette,
-    Scene,
-    until_last,
-)
+from hear.harnesses.eval.report.figures import Palette, Scene, until_last
 from hear.harnesses.eval.report.results import TurnRecord
 
 SESSIONS: Final = 32

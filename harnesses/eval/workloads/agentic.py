@@ -22,12 +22,7 @@ from msgspec import structs
 from hear.blocks import HASH_SCHEME, chain
 from hear.codec import UNREADABLE
 from hear.errors import ConfigError
-from hear.harnesses.eval.workloads.agentic_trace import (
-    PromptBlocks,
-    Recording,
-    Request,
-    SubAgent,
-)
+from hear.harnesses.eval.workloads.agentic_trace import PromptBlocks, Recording, Request, SubAgent
 from hear.harnesses.eval.workloads.arrivals import fitting_rate, poisson_arrivals
 from hear.harnesses.eval.workloads.lines import (
     File,
@@ -37,12 +32,7 @@ from hear.harnesses.eval.workloads.lines import (
     read_lines,
     shipped,
 )
-from hear.harnesses.eval.workloads.workload import (
-    LeftOut,
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.workloads.workload import LeftOut, Session, Turn, Workload
 
 SHIPPED = "agentic_sample.jsonl.gz"
 MAIN = "main"

@@ -19,11 +19,7 @@ from hear.codec import open_body
 from hear.errors import ConfigError, RemoteProtocolError
 from hear.harnesses.eval.report.metrics import percentile
 from hear.harnesses.eval.workloads.requests_heard import HeardRequest, RequestsHeard
-from hear.harnesses.eval.workloads.workload import (
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.workloads.workload import Session, Turn, Workload
 from hear.messages import (
     DEFAULT_TENANT,
     BlocksStored,

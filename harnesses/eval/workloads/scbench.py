@@ -16,11 +16,7 @@ from hear.app.plugins import nearest
 from hear.blocks import HASH_SCHEME, chain_all
 from hear.errors import ConfigError
 from hear.harnesses.eval.workloads.arrivals import poisson_arrivals
-from hear.harnesses.eval.workloads.workload import (
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.workloads.workload import Session, Turn, Workload
 
 QUESTION_TOKENS = 200
 

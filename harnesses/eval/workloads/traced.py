@@ -16,12 +16,7 @@ from hear.errors import ConfigError
 from hear.harnesses.eval.workloads.arrivals import fitting_rate, poisson_arrivals
 from hear.harnesses.eval.workloads.sessions import SessionRule, rebuild
 from hear.harnesses.eval.workloads.traces.trace import Trace, TracedRequest
-from hear.harnesses.eval.workloads.workload import (
-    LeftOut,
-    Session,
-    Turn,
-    Workload,
-)
+from hear.harnesses.eval.workloads.workload import LeftOut, Session, Turn, Workload
 
 THINK_MEAN_S: Final = 5.0
 THINK_SD_S: Final = 1.0

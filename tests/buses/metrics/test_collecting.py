@@ -12,11 +12,7 @@ from hear.app.cluster import Cluster, running
 from hear.blocks import pack
 from hear.buses.memory import MemoryBus
 from hear.buses.observe.metrics.collecting import Collecting
-from hear.buses.observe.metrics.families import (
-    OTHER,
-    REASONS,
-    Families,
-)
+from hear.buses.observe.metrics.families import OTHER, REASONS, Families
 from hear.buses.observe.metrics.spans import SpanData
 from hear.buses.observe.metrics.tap import follow
 from hear.codec import open_body

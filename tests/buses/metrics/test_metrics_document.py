@@ -7,13 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from hear.buses.observe.metrics.bus_statistics import BusStatisticsCollector
 from hear.buses.observe.metrics.exporting import MAX_QUEUED
-from hear.buses.observe.metrics.families import (
-    MAX_LABEL,
-    MAX_REASONS,
-    MAX_SERIES,
-    Families,
-    Family,
-)
+from hear.buses.observe.metrics.families import MAX_LABEL, MAX_REASONS, MAX_SERIES, Families, Family
 from hear.buses.observe.metrics.operations import FORGET_AFTER_S
 from hear.buses.observe.metrics.spans import ids_of
 from hear.interfaces import BusStatistics, SubscriptionStatistics

@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from hear.buses.observe.metrics.exporting import readable
 from hear.buses.observe.metrics.operations import Operations
-from hear.buses.observe.metrics.spans import (
-    SpanData,
-    ids_of,
-    operation_span,
-    request_spans,
-)
+from hear.buses.observe.metrics.spans import SpanData, ids_of, operation_span, request_spans
 from hear.messages import Key, OperationOutcome, Prioritise, RequestOutcome, Retain
 from tests.hear.builders import envelope
 

@@ -9,12 +9,7 @@ import trio.testing
 
 from hear.blocks import pack
 from hear.buses.memory import MemoryBus
-from hear.buses.observe.tap.board import (
-    MAX_ENGINES,
-    RATE_S,
-    Board,
-    Picture,
-)
+from hear.buses.observe.tap.board import MAX_ENGINES, RATE_S, Board, Picture
 from hear.buses.observe.tap.follow import Follower
 from hear.errors import LaggedError
 from hear.messages import (

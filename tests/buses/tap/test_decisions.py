@@ -1,11 +1,6 @@
 """Decisions and what became of them, bounded."""
 
-from hear.buses.observe.tap.decisions import (
-    MAX_DECISIONS,
-    MAX_POLICIES,
-    Decisions,
-    PolicyPicture,
-)
+from hear.buses.observe.tap.decisions import MAX_DECISIONS, MAX_POLICIES, Decisions, PolicyPicture
 from hear.buses.observe.tap.reading import read
 from hear.messages import OperationOutcome, OperationStatus, Prioritise
 from tests.buses.tap.builders import Voice

@@ -3,12 +3,7 @@
 import pytest
 
 from hear.buses.observe.tap import drawing
-from hear.buses.observe.tap.board import (
-    EnginePicture,
-    Loss,
-    Picture,
-    TierPicture,
-)
+from hear.buses.observe.tap.board import EnginePicture, Loss, Picture, TierPicture
 from hear.buses.observe.tap.decisions import DecisionPicture, PolicyPicture
 from hear.buses.observe.tap.timelines import RequestPicture, Stretch
 

@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hear.buses.observe.tap.filters import (
-    CATEGORIES,
-    Filter,
-    Wanted,
-)
+from hear.buses.observe.tap.filters import CATEGORIES, Filter, Wanted
 from hear.errors import ConfigError
 from hear.messages import (
     ContextOpened,

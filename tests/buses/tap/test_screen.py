@@ -16,12 +16,7 @@ from trio.testing import MockClock
 
 from hear.buses.observe.tap import screen
 from hear.buses.observe.tap.board import Picture
-from hear.buses.observe.tap.screen import (
-    MAX_ROWS,
-    LastWarning,
-    Messages,
-    TapScreen,
-)
+from hear.buses.observe.tap.screen import MAX_ROWS, LastWarning, Messages, TapScreen
 from hear.errors import BusError
 from tests.buses.tap.onscreen import on_screen
 from tests.buses.tap.test_board import picture_of_a_cluster

@@ -10,18 +10,8 @@ import trio.testing
 
 from hear.app.cluster import running
 from hear.buses.memory import MemoryBus
-from hear.buses.observe.tap.status import (
-    LOOK_S,
-    PolicyStatus,
-    Status,
-    look,
-    to_json,
-)
-from hear.buses.observe.tap.status_command import (
-    bar,
-    show,
-    text,
-)
+from hear.buses.observe.tap.status import LOOK_S, PolicyStatus, Status, look, to_json
+from hear.buses.observe.tap.status_command import bar, show, text
 from hear.errors import BusError
 from hear.interfaces import BusStatistics, SubscriptionStatistics
 from hear.messages import (

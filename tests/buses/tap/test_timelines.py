@@ -3,12 +3,7 @@
 from typing import Any
 
 from hear.buses.observe.tap.reading import read
-from hear.buses.observe.tap.timelines import (
-    MAX_MESSAGES,
-    RequestPicture,
-    Stretch,
-    Timelines,
-)
+from hear.buses.observe.tap.timelines import MAX_MESSAGES, RequestPicture, Stretch, Timelines
 from hear.messages import (
     Message,
     OperationOutcome,

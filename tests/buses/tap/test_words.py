@@ -6,11 +6,7 @@ import pytest
 
 from hear.blocks import pack
 from hear.buses.observe.tap.reading import read
-from hear.buses.observe.tap.words import (
-    CONTROL_WORDS,
-    WORDS,
-    kv_share,
-)
+from hear.buses.observe.tap.words import CONTROL_WORDS, WORDS, kv_share
 from hear.codec import KINDS
 from hear.messages import (
     BlocksCleared,

@@ -6,12 +6,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from hear.engines.vllm.plugin.bridge import (
-    Bridge,
-    Command,
-    EngineEvents,
-    SchedulerLock,
-)
+from hear.engines.vllm.plugin.bridge import Bridge, Command, EngineEvents, SchedulerLock
 
 EXPECT = Command("expect", None, ("default", "r"))
 PATIENCE_S = 10.0

@@ -12,19 +12,8 @@ from msgspec import Struct
 from hear.codec import UNREADABLE
 from hear.errors import ConfigError
 from hear.escaping import cell
-from hear.harnesses.eval.workloads.lines import (
-    File,
-    beginning,
-    files_of,
-)
-from hear.harnesses.eval.workloads.traces import (
-    bailian,
-    chats,
-    dynamo,
-    lengths,
-    mooncake,
-    tokens,
-)
+from hear.harnesses.eval.workloads.lines import File, beginning, files_of
+from hear.harnesses.eval.workloads.traces import bailian, chats, dynamo, lengths, mooncake, tokens
 from hear.harnesses.eval.workloads.traces.trace import Trace
 
 Head = dict[str, Any] | list[str]

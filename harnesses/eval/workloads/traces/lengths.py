@@ -14,12 +14,7 @@ from itertools import islice
 from hear.errors import ConfigError
 from hear.escaping import cell
 from hear.harnesses.eval.workloads.lines import File, raw_lines
-from hear.harnesses.eval.workloads.traces.trace import (
-    MAX_TOKENS,
-    Budget,
-    Trace,
-    TracedRequest,
-)
+from hear.harnesses.eval.workloads.traces.trace import MAX_TOKENS, Budget, Trace, TracedRequest
 
 AZURE = "azure"
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
